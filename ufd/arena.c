@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "ufd/arena.h"
+
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <linux/mount.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "ufd/hooks.h"
+#include "ufd/page.h"
+
+/* glibc 2.36 and <linux/mount.h> both define these; only the syscalls are used, so only the kernel's header. */
+static int fs_config(int fs, unsigned int cmd, const char *key, const char *value)
+{
+	return (int)syscall(SYS_fsconfig, fs, cmd, key, value, 0);
+}
+
+void arena_fs_init(struct arena_fs *fs, uint64_t limit_bytes, int *ret_error)
+{
+	cleanup_close int ctx = -1;
+	char size[32];
+
+	*fs = (struct arena_fs){ .mount_fd = -1 };
+	*ret_error = -EPERM;
+	if (pager_hooks.no_tmpfs)
+		return;
+	ctx = (int)syscall(SYS_fsopen, "tmpfs", FSOPEN_CLOEXEC);
+	if (ctx < 0) {
+		*ret_error = -errno;
+		return;
+	}
+	(void)snprintf(size, sizeof(size), "%llu", (unsigned long long)limit_bytes);
+	/* within_size: fallocate gives huge pages wherever a whole one lies inside of i_size. (advise would give
+	 * small ones: fallocate has no VMA to be advised; always would spend a huge page on every tail.) */
+	if (fs_config(ctx, FSCONFIG_SET_STRING, "size", size) < 0 ||
+	    fs_config(ctx, FSCONFIG_SET_STRING, "mode", "0700") < 0 ||
+	    fs_config(ctx, FSCONFIG_SET_STRING, "nr_inodes", "0") < 0) {
+		*ret_error = -errno;
+		return;
+	}
+	(void)fs_config(ctx, FSCONFIG_SET_STRING, "huge", "within_size"); /* kernels without THP refuse */
+	fs->noswap = fs_config(ctx, FSCONFIG_SET_FLAG, "noswap", NULL) == 0;
+	if (fs_config(ctx, FSCONFIG_CMD_CREATE, NULL, NULL) < 0) {
+		*ret_error = -errno;
+		fs->noswap = false;
+		return;
+	}
+	fs->mount_fd = (int)syscall(SYS_fsmount, ctx, FSMOUNT_CLOEXEC, 0);
+	*ret_error = fs->mount_fd < 0 ? -errno : 0;
+	if (fs->mount_fd < 0)
+		fs->noswap = false;
+}
+
+void arena_fs_done(struct arena_fs *fs)
+{
+	if (fs->mount_fd >= 0)
+		(void)close(TAKE_FD(fs->mount_fd));
+}
+
+int arena_fs_limit(struct arena_fs *fs, uint64_t limit_bytes)
+{
+	cleanup_close int ctx = -1;
+	char size[32];
+
+	if (fs->mount_fd < 0)
+		return 0;
+	ctx = (int)syscall(SYS_fspick, fs->mount_fd, "", FSPICK_CLOEXEC | FSPICK_EMPTY_PATH);
+	if (ctx < 0)
+		return -errno;
+	(void)snprintf(size, sizeof(size), "%llu", (unsigned long long)limit_bytes);
+	if (fs_config(ctx, FSCONFIG_SET_STRING, "size", size) < 0 || fs_config(ctx, FSCONFIG_CMD_RECONFIGURE, NULL, NULL) < 0)
+		return -errno;
+	return 0;
+}
+
+unsigned char *map_reserve(uint64_t len)
+{
+	uint64_t align = extent_bytes(), page = page_bytes();
+	unsigned char *p, *start;
+
+	len = round_up(len, page);
+	if (len > UINT64_MAX / 2)
+		return NULL;
+	p = mmap(NULL, len + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (p == MAP_FAILED)
+		return NULL;
+	start = (unsigned char *)round_up((uintptr_t)p, align);
+	if (start > p)
+		(void)munmap(p, (size_t)(start - p));
+	if (start + len < p + len + align)
+		(void)munmap(start + len, (size_t)(p + align - start));
+	return start;
+}
+
+uint64_t arena_round(uint64_t data_bytes)
+{
+	uint64_t extent = extent_bytes(), tail = data_bytes % extent;
+
+	return tail > extent / 2 ? round_up(data_bytes, extent) : round_up(data_bytes, page_bytes());
+}
+
+int arena_open(const struct arena_fs *fs, uint64_t bytes, struct arena *ret)
+{
+	static unsigned int serial;
+	struct arena a = { .fd = -1, .bytes = bytes };
+	uint64_t len = bytes + page_bytes();
+	char name[32];
+	int r;
+
+	if (fs->mount_fd >= 0) {
+		(void)snprintf(name, sizeof(name), "%u", __atomic_add_fetch(&serial, 1, __ATOMIC_RELAXED));
+		a.fd = openat(fs->mount_fd, name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+		if (a.fd >= 0)
+			(void)unlinkat(fs->mount_fd, name, 0);
+	} else {
+		a.fd = memfd_create("weightd", MFD_CLOEXEC);
+	}
+	if (a.fd < 0)
+		return -errno;
+	if (ftruncate(a.fd, (off_t)len) < 0) {
+		r = -errno;
+		(void)close(a.fd);
+		return r;
+	}
+	a.alias = map_reserve(len);
+	/* PROT_NONE and munlock first: under mlockall(MCL_FUTURE) the mapping would be filled at once, with zeros. */
+	if (!a.alias ||
+	    mmap(a.alias, len, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, a.fd, 0) == MAP_FAILED ||
+	    (munlock(a.alias, len), mprotect(a.alias, len, PROT_READ | PROT_WRITE)) < 0) {
+		r = a.alias ? -errno : -ENOMEM;
+		arena_close(&a);
+		return r;
+	}
+	(void)madvise(a.alias, len, MADV_HUGEPAGE);
+	(void)madvise(a.alias, len, MADV_DONTFORK);
+	(void)madvise(a.alias, len, MADV_DONTDUMP);
+	if (!fs->noswap)
+		a.alias_locked = mlock2(a.alias, len, MLOCK_ONFAULT) == 0;
+	*ret = a;
+	return 0;
+}
+
+void arena_close(struct arena *a)
+{
+	if (a->alias)
+		(void)munmap(a->alias, a->bytes + page_bytes());
+	a->alias = NULL;
+	if (a->fd >= 0)
+		(void)close(TAKE_FD(a->fd));
+}
+
+int arena_alloc(struct arena *a, uint64_t off, uint64_t len)
+{
+	while (fallocate(a->fd, 0, (off_t)off, (off_t)len) < 0)
+		if (errno != EINTR)
+			return -errno;
+	return 0;
+}
+
+int arena_punch(struct arena *a, uint64_t off, uint64_t len)
+{
+	while (fallocate(a->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)off, (off_t)len) < 0)
+		if (errno != EINTR)
+			return -errno;
+	return 0;
+}
+
+void arena_zap_alias(struct arena *a, uint64_t off, uint64_t len)
+{
+	if (!a->alias_locked)
+		(void)madvise(a->alias + off, len, MADV_DONTNEED);
+}
+
+uint64_t arena_allocated(const struct arena *a)
+{
+	struct stat st;
+
+	return fstat(a->fd, &st) < 0 ? 0 : (uint64_t)st.st_blocks * 512;
+}

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of the pager share. Read pager.c's opening comment first: states, threads and invariants.
+ */
+#ifndef WD_UFD_INTERNAL_H
+#define WD_UFD_INTERNAL_H
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+
+#include "lib/base/list.h"
+#include "ufd/arena.h"
+#include "ufd/page.h"
+#include "ufd/pager.h"
+#include "ufd/policy.h"
+#include "ufd/ring.h"
+#include "ufd/uffd.h"
+
+enum extent_state { EXT_EMPTY, EXT_READING, EXT_READY, EXT_FAILED };
+
+/* extent.flags */
+#define X_OPEN (1u << 0)    /* not registered in this process: the kernel maps it by itself */
+#define X_CONT (1u << 1)    /* armed, and mapped page by page (no VMA was left for its borders) */
+#define X_WAIT (1u << 2)    /* a thread waits for it */
+#define X_WANT (1u << 3)    /* open it when it is READY (rest of a tensor, populate) */
+#define X_TOUCHED (1u << 4) /* faulted since the stage began */
+#define X_TAKING (1u << 5)  /* the worker is taking it back or clears its page tables: faults are parked */
+#define X_DROP (1u << 6)    /* a drop was asked for */
+#define X_CLEAR (1u << 7)   /* its page tables shall be cleared, to see what the stage touches */
+#define X_HUGE (1u << 8)    /* on a huge page */
+#define X_LOADED (1u << 9)  /* was in memory before: reading it again is a reload */
+#define X_POISON (1u << 10) /* has poisoned pages: see view.poisoned */
+#define X_ZAP (1u << 11)    /* its alias is still mapped */
+#define X_DEMAND (1u << 12) /* being read because a thread waits (not ahead) */
+#define X_RESERVED (1u << 13) /* counted in pager.resident */
+
+struct extent {
+	uint8_t state;
+	uint8_t code;      /* enum fault_code: why it FAILED */
+	uint16_t inflight; /* ioctls of the reader under way on it; a take-back starts at zero */
+	uint32_t flags;
+	int32_t error;     /* FAILED: negative errno, or 0 */
+	uint16_t written;  /* written pages that were there when the stage began */
+	struct list queue; /* in one of the pager's queues, or in none */
+	struct list lru;   /* READY: in one of pager.lru, or in none */
+	struct view *view;
+	uint64_t failed_ns; /* when it FAILED: touches soon after are answered without another read */
+	uint64_t drop_ns;   /* X_DROP: when to give it up */
+};
+
+struct view {
+	struct pager *pager;
+	unsigned int nr_refs;
+	unsigned int busy; /* fills, drops and openings under way; closing waits for zero */
+	unsigned char *base;
+	uint64_t bytes; /* of the arena; the sentinel page follows (not in WAY_MMAP) */
+	struct source *source;
+	void *owner;
+	struct arena arena;
+	unsigned char *source_map; /* the file, for reads that may not wait for the inode's lock; NULL if it cannot be mapped */
+	struct segment *segs;
+	size_t nr_segs;
+	struct unit *units;
+	size_t nr_units;
+	uint64_t unit_max_bytes;
+	uint8_t *unit_used; /* one byte a unit */
+	struct extent *ext;
+	size_t nr_ext;
+	uint64_t *poisoned, *poison_sure; /* one bit a page; address space only, until one is. See reader.c, poison() */
+	struct policy_streams streams;
+	uint64_t resident;
+	uint32_t direct_bytes; /* length of a direct read; halved when the device cannot take it without waiting */
+	bool direct_ok;        /* one of that length has worked */
+	uint8_t class;
+	bool forbidden, dropped, dying, read_only, mmap;
+	_Atomic bool broken; /* forked child that could not keep it: touches are errors */
+	char stage[64];      /* that forbade it */
+	uint64_t seq;        /* order of views and forks */
+	unsigned int borders; /* between armed and open runs: each costs a VMA */
+	struct pager_stats stats;
+};
+
+/* A read of one extent. */
+struct fill {
+	struct view *view;
+	size_t ext;
+	uint64_t pos, end; /* arena bytes not yet asked for */
+	unsigned int inflight;
+	int error;
+	enum fault_code code;
+	bool used, demand, again, slow, slow_started;
+	struct list queue; /* the slow reader's */
+};
+#define NR_FILLS 32   /* extents being read at once */
+#define NR_FILLS_AHEAD 16 /* of these, at most so many that nobody waits for */
+#define RING_DEPTH 256
+
+struct request {
+	struct fill *fill; /* NULL: free */
+	uint64_t off;      /* arena */
+	uint32_t len;
+};
+
+/* An address space that has our views: this process (0), and children made by fork until they have replaced theirs. */
+struct mm {
+	int uffd; /* -1: free */
+	bool gone; /* set by the worker; the reader closes it */
+	uint64_t seq;
+};
+#define NR_MMS 1024
+
+/* A waiting page, known to the reader only. */
+struct waiting {
+	struct extent *ext; /* NULL: free */
+	uint64_t address, since_ns;
+	int mm;
+};
+#define NR_WAITING 256
+
+/* A range of a forked child's that shall be opened. */
+struct child_open {
+	struct extent *ext;
+	int mm;
+	uint64_t seq; /* mm's, so that a re-used number is not mistaken */
+};
+#define NR_CHILD_OPENS 256
+
+struct pager_job {
+	struct list node;
+	struct pager *pager;
+	struct job_range *ranges; /* extents of it: off and len are rounded */
+	size_t nr_ranges;
+	size_t range, tail_range; /* reading position, and what is not known to be done */
+	size_t next, tail;        /* extents in these ranges */
+	uint64_t total_bytes;
+	_Atomic uint64_t done_bytes;
+	_Atomic int state;
+	bool cancelled, gentle;
+	uint64_t started_bytes;
+	int event_fd;
+	pthread_t thread; /* WAY_MMAP */
+	bool threaded;
+};
+
+enum { LRU_ARMED, LRU_OPEN, NR_LRU };
+
+struct pager {
+	unsigned int nr_refs;
+	enum way way;
+	struct uffd_caps caps;
+	bool forked; /* we are a child: no threads here */
+	struct list node; /* in the list of all pagers (fork.c) */
+
+	pthread_mutex_t lock; /* short; no allocation, no system call that can fault, no UFFDIO under it */
+	pthread_cond_t changed; /* drops ended, a view became idle */
+	struct view **views;  /* sorted by base */
+	size_t nr_views;
+	uint64_t view_changes; /* counts additions and removals */
+	uint64_t seq;
+
+	uint64_t budget_set; /* 0: automatic */
+	uint64_t budget, tmpfs_limit;
+	uint64_t resident, peak;
+	struct arena_fs fs;
+	int fs_error;
+	struct list lru[3][NR_LRU]; /* by enum view_class */
+	size_t nr_lru[3][NR_LRU];
+	struct pager_stats stats;
+
+	struct list demand, ahead; /* to read; reader takes */
+	struct list open;          /* to open; worker takes */
+	struct list drop, clear;   /* worker takes */
+	struct list jobs;
+	size_t nr_drops;           /* extents with X_DROP or X_CLEAR */
+	uint64_t evict_need;       /* bytes that the reader waits for */
+	bool evict_any;            /* a thread waits: second chance too, not only what no stage needs */
+	bool evict_failed;         /* the last round found nothing */
+	bool stop;
+
+	struct child_open child_opens[NR_CHILD_OPENS];
+	unsigned int nr_child_opens;
+
+	struct mm mms[NR_MMS];
+	int nr_mms;           /* highest used + 1 */
+	atomic_uint fork_seq; /* odd while a fork event is being taken in */
+	int reserve_fd;       /* given up to read a fork event when no descriptor is left */
+	bool some_gone;
+	bool reap;            /* worker: look which children are done */
+
+	/* the reader */
+	pthread_t reader, worker, slow_thread;
+	int epoll_fd, wake_fd;
+	struct ring *ring; /* NULL: not allowed here */
+	struct fill fills[NR_FILLS];
+	unsigned int nr_fills, nr_fills_ahead;
+	struct request requests[RING_DEPTH];
+	unsigned int nr_requests;
+	struct waiting waiting[NR_WAITING];
+	unsigned int nr_waiting;
+	bool no_direct_told;
+
+	/* the worker */
+	pthread_cond_t work;
+	uint64_t budget_checked_ns;
+	int pagemap_fd;
+	unsigned int max_borders, borders;
+	bool working;
+
+	/* the slow reader */
+	pthread_cond_t slow_work;
+	struct list slow, slow_done;
+};
+
+static inline size_t ext_index(const struct extent *x)
+{
+	return (size_t)(x - x->view->ext);
+}
+
+static inline uint64_t ext_off(const struct extent *x)
+{
+	return ext_index(x) * extent_bytes();
+}
+
+static inline uint64_t ext_len(const struct extent *x)
+{
+	return MIN(extent_bytes(), x->view->bytes - ext_off(x));
+}
+
+static inline unsigned char *view_sentinel(const struct view *v)
+{
+	return v->base + v->bytes;
+}
+
+uint64_t now_ns(void);
+
+/* Locking: signals are blocked meanwhile, since a handler may touch a weight, and the pager needs the lock to serve it. */
+void pager_lock(struct pager *p, sigset_t *saved);
+void pager_unlock(struct pager *p, const sigset_t *saved);
+void pager_wake_reader(struct pager *p);
+
+/* pager.c; the lock is held */
+struct view *view_at(struct pager *p, uint64_t address);
+void ext_queue(struct extent *x, struct list *queue); /* moves it there; NULL: nowhere */
+void ext_lru(struct extent *x, int list, bool head);   /* moves it there; -1: nowhere */
+void ext_open_flags(struct extent *x, bool open);      /* sets X_OPEN and counts borders */
+void ext_settle(struct extent *x);                     /* READY, nothing under way: to where its flags want it */
+void ext_drop_done(struct extent *x, uint32_t flag);
+void ext_unreserve(struct extent *x);
+void view_budget_refresh(struct pager *p);
+struct extent *view_extent(struct view *v, size_t i); /* the lock is held; sets it up when it is first asked for */
+size_t view_unit_at(const struct view *v, uint64_t off); /* SIZE_MAX: none */
+void view_mark_used(struct view *v, uint64_t off, uint64_t len); /* units inside of this range */
+void view_lift(struct view *v, size_t first, size_t nr); /* takes poison off; no lock held */
+
+void *reader_main(void *pager);
+void *worker_main(void *pager);
+void *slow_main(void *pager);
+bool job_pump(struct pager *p); /* reader, lock held: starts what jobs want; true if there was progress */
+/* A demand may stand above the budget when nothing can be dropped; a gentle one drops only what no stage needs. */
+enum urgency { FILL_GENTLE, FILL_AHEAD, FILL_DEMAND };
+bool fill_start(struct pager *p, struct extent *x, enum urgency urgency); /* reader, lock held: false if no slot or no room */
+
+/* job.c */
+void job_end(struct pager_job *j, int state);
+
+bool fill_piece(const struct fill *f, struct segment *ret); /* the next part of the file that it needs; false: none */
+void fill_count_read(struct fill *f, uint64_t bytes);
+
+/* mmap.c: the same for plain mappings of the file */
+int mmap_view_open(struct view *v, struct wd_err *err);
+void mmap_view_drop(struct view *v, uint64_t off, uint64_t len);
+void mmap_view_stats(struct view *v, struct pager_stats *ret);
+int mmap_job_start(struct pager_job *j);
+
+/* fork.c */
+void fork_register(struct pager *p);
+void fork_unregister(struct pager *p);
+
+/* All views of the process, for handlers: no lock. */
+int registry_add(struct view *v);
+void registry_del(struct view *v);
+struct view *registry_find(const void *address);
+struct view *registry_at(unsigned int i); /* NULL: free slot */
+unsigned int registry_max(void);
+
+#endif

@@ -1,0 +1,731 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The worker: everything that waits for this process's mmap_lock (UNREGISTER, REGISTER, clearing page tables), and
+ * punching. It works in runs of at most RUN_MAX extents and looks after each whether a thread waits for an opening.
+ */
+#include "ufd/internal.h"
+
+#include <sched.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "ufd/hooks.h"
+
+#define RUN_MAX 32u                /* extents: 64 MiB, about 1 ms of REGISTER and punch */
+#define PROBE_DEADLINE_NS 50000000 /* a fork that stays in flight longer: the take-back is given up for now */
+#define BUDGET_CHECK_NS 100000000
+#define CLEAN_RUNS 1024
+
+/* A run of extents of one view that the worker has taken out of a queue. */
+struct run {
+	struct view *view;
+	size_t first, nr;
+};
+
+static uint64_t run_off(const struct run *r)
+{
+	return r->first * extent_bytes();
+}
+
+static uint64_t run_len(const struct run *r)
+{
+	return MIN(r->nr * extent_bytes(), r->view->bytes - run_off(r));
+}
+
+static unsigned char *run_at(const struct run *r)
+{
+	return r->view->base + run_off(r);
+}
+
+static void idle(struct view *v)
+{
+	if (--v->busy == 0 && v->dying)
+		(void)pthread_cond_broadcast(&v->pager->changed);
+}
+
+static bool in_queue(const struct extent *x, uint32_t flags, uint8_t state)
+{
+	return x->view && x->state == state && (x->flags & flags) && !list_empty(&x->queue) && !(x->flags & X_TAKING);
+}
+
+/* The first extent of a queue and those that follow it in the view and want the same. Takes them out; the view stays
+ * until idle(). The lock is held. */
+static struct run take_run(struct list *queue, uint32_t flags)
+{
+	struct extent *x = container_of(queue->next, struct extent, queue);
+	struct run r = { x->view, ext_index(x), 0 };
+
+	r.view->busy++;
+	do {
+		list_del(&x->queue);
+		r.nr++;
+		x++;
+	} while (r.nr < RUN_MAX && r.first + r.nr < r.view->nr_ext && in_queue(x, flags, EXT_READY));
+	return r;
+}
+
+/* ------------------------------------------------------------------ opening */
+
+struct huge_count {
+	struct run *run;
+	uint64_t pages[RUN_MAX];
+};
+
+static int huge_run(void *arg, const struct page_run *pr)
+{
+	struct huge_count *h = arg;
+	uint64_t base = (uintptr_t)h->run->view->arena.alias + run_off(h->run);
+
+	for (uint64_t a = pr->start; pr->huge && a < pr->end;) {
+		size_t e = (size_t)((a - base) / extent_bytes());
+		uint64_t end = MIN(pr->end, base + (e + 1) * extent_bytes());
+
+		h->pages[e] += (end - a) / page_bytes();
+		a = end;
+	}
+	return 0;
+}
+
+/* The alias has done its work: see on what pages the extents are, then out of the page tables. */
+static void zap(struct run *r)
+{
+	struct pager *p = r->view->pager;
+	struct huge_count h = { .run = r };
+	unsigned char *at = r->view->arena.alias + run_off(r);
+	sigset_t saved;
+
+	if (p->pagemap_fd >= 0 && pagemap_scan(p->pagemap_fd, at, run_len(r), huge_run, &h) == 0) {
+		pager_lock(p, &saved);
+		for (size_t i = 0; i < r->nr; i++) {
+			struct extent *x = &r->view->ext[r->first + i];
+
+			if (h.pages[i] * page_bytes() == ext_len(x))
+				x->flags |= X_HUGE;
+		}
+		pager_unlock(p, &saved);
+	}
+	arena_zap_alias(&r->view->arena, run_off(r), run_len(r));
+}
+
+/* Needs no VMA. -EAGAIN: a fork in flight, its event is not read yet: once more. */
+static int open_by_page(int uffd, const struct view *v, size_t ext)
+{
+	unsigned char *at = v->base + ext * extent_bytes();
+	uint64_t len = MIN(extent_bytes(), v->bytes - ext * extent_bytes());
+	int r = uffd_continue(uffd, at, len);
+
+	if (r < 0 && r != -EAGAIN)
+		(void)uffd_wake(uffd, at, len); /* ENOENT: it is open already, or the program has unmapped a part */
+	return r;
+}
+
+static void open_run(struct pager *p, sigset_t *saved)
+{
+	struct extent *head = container_of(p->open.next, struct extent, queue);
+	uint32_t kind = head->flags & (X_WAIT | X_WANT) ? X_WAIT | X_WANT : X_ZAP;
+	struct run r = take_run(&p->open, kind);
+	struct view *v = r.view;
+	bool lift = false, want_zap = false, by_page = false, again[RUN_MAX] = { 0 };
+
+	for (size_t i = 0; i < r.nr; i++) {
+		struct extent *x = &v->ext[r.first + i];
+
+		lift |= (x->flags & X_POISON) != 0;
+		want_zap |= (x->flags & X_ZAP) != 0;
+		x->flags &= ~(X_POISON | X_ZAP);
+	}
+	/* Each border costs a VMA of the process (vm.max_map_count): beyond our part of them, page by page. */
+	by_page = p->borders + 2 > p->max_borders;
+	pager_unlock(p, saved);
+	if (kind != X_ZAP) {
+		if (pager_hooks.before_open)
+			pager_hooks.before_open();
+		if (lift)
+			view_lift(v, r.first, r.nr);
+		if (!by_page)
+			by_page = uffd_open_range(p->mms[0].uffd, run_at(&r), run_len(&r)) == -ENOMEM;
+		for (size_t i = 0; by_page && i < r.nr; i++)
+			again[i] = open_by_page(p->mms[0].uffd, v, r.first + i) == -EAGAIN;
+	}
+	pager_lock(p, saved);
+	for (size_t i = 0; i < r.nr; i++) {
+		struct extent *x = &v->ext[r.first + i];
+
+		if (kind != X_ZAP && !again[i]) {
+			x->flags &= ~(X_WAIT | X_WANT);
+			if (by_page)
+				x->flags |= X_CONT;
+			else
+				ext_open_flags(x, true);
+		}
+		ext_settle(x);
+	}
+	if (want_zap) {
+		/* After the waiters: it is only for the accounts. Extents that are being dropped meanwhile stay in memory until
+		 * this thread comes to it. */
+		pager_unlock(p, saved);
+		zap(&r);
+		pager_lock(p, saved);
+	}
+	idle(v);
+	if (!list_empty(&p->jobs))
+		pager_wake_reader(p);
+}
+
+/* The same in a forked child's address space. */
+static void open_child(struct pager *p, sigset_t *saved)
+{
+	struct child_open c = p->child_opens[--p->nr_child_opens];
+	struct view *v = c.ext->view;
+	struct run r = { v, ext_index(c.ext), 1 };
+
+	if (p->mms[c.mm].uffd < 0 || p->mms[c.mm].gone || p->mms[c.mm].seq != c.seq)
+		return;
+	v->busy++;
+	if (c.ext->state != EXT_READY || c.ext->flags & X_TAKING) {
+		/* Being taken back: it is woken when the bytes are there again, or at once if they stay. */
+		c.ext->flags |= X_WANT;
+		ext_settle(c.ext);
+		pager_unlock(p, saved);
+		sched_yield();
+		(void)uffd_wake(p->mms[c.mm].uffd, run_at(&r), run_len(&r));
+	} else {
+		pager_unlock(p, saved);
+		if (uffd_open_range(p->mms[c.mm].uffd, run_at(&r), run_len(&r)) == -ENOMEM &&
+		    open_by_page(p->mms[c.mm].uffd, v, r.first) == -EAGAIN)
+			(void)uffd_wake(p->mms[c.mm].uffd, run_at(&r), run_len(&r)); /* it faults again */
+	}
+	pager_lock(p, saved);
+	idle(v);
+}
+
+/* ------------------------------------------------------------------ arming */
+
+static bool child_has_view(const struct pager *p, int mm, const struct view *v)
+{
+	return p->mms[mm].uffd >= 0 && !p->mms[mm].gone && v->seq < p->mms[mm].seq;
+}
+
+/* Where VMAs have run out, one register call for the whole view needs none: it merges. */
+static int arm_whole(struct pager *p, struct view *v)
+{
+	sigset_t saved;
+	int r = uffd_register(p->mms[0].uffd, v->base, v->bytes, false);
+
+	if (r < 0)
+		return r;
+	pager_lock(p, &saved);
+	for (size_t i = 0; i < v->nr_ext; i++) {
+		struct extent *x = &v->ext[i];
+
+		if (!x->view || !(x->flags & X_OPEN))
+			continue;
+		ext_open_flags(x, false);
+		if (list_empty(&x->queue))
+			ext_settle(x);
+	}
+	pager_unlock(p, &saved);
+	return 0;
+}
+
+/*
+ * Arms the run in every address space that has the view. Errors of REGISTER (measured, 6.18): EBUSY another userfaultfd
+ * has it; EINVAL, ENOENT something else is mapped there now; ENOMEM no VMA left, or the address space is gone (the
+ * probe tells which). Whatever is neither 0 nor a proven end forbids the punch.
+ */
+static int arm_everywhere(struct pager *p, const struct run *r)
+{
+	int e = uffd_register(p->mms[0].uffd, run_at(r), run_len(r), false);
+
+	if (e == -ENOMEM)
+		e = arm_whole(p, r->view);
+	if (e < 0)
+		return e;
+	for (int i = 1; i < p->nr_mms; i++) {
+		if (!child_has_view(p, i, r->view))
+			continue;
+		/* Asked first: where a child has replaced the view, something of its own may lie there by now. */
+		switch (uffd_probe(p->mms[i].uffd, view_sentinel(r->view))) {
+		case PROBE_UNMAPPED:
+			continue;
+		case PROBE_DEAD:
+			p->mms[i].gone = true;
+			__atomic_store_n(&p->some_gone, true, __ATOMIC_RELEASE);
+			pager_wake_reader(p);
+			continue;
+		default:
+			break;
+		}
+		e = uffd_register(p->mms[i].uffd, run_at(r), run_len(r), false);
+		if (e < 0 && uffd_probe(p->mms[i].uffd, view_sentinel(r->view)) != PROBE_DEAD)
+			return e;
+	}
+	return 0;
+}
+
+/* True when no fork is in flight that could have copied the view while it was open: fork copies the VMAs, the event is
+ * queued only afterwards, and until it has been read CONTINUE answers EAGAIN. */
+static bool forks_quiet(struct pager *p, const struct run *r, uint64_t until)
+{
+	if (!p->caps.event_fork)
+		return true; /* children are known by their fork handler alone; it replaces the view before they touch it */
+	for (;;) {
+		unsigned int seq = atomic_load(&p->fork_seq);
+		bool quiet = !(seq & 1);
+		int nr = p->nr_mms;
+
+		for (int i = 0; quiet && i < nr; i++) {
+			if (i && !child_has_view(p, i, r->view))
+				continue;
+			quiet = uffd_probe(p->mms[i].uffd, view_sentinel(r->view)) != PROBE_FORKING;
+		}
+		if (quiet && atomic_load(&p->fork_seq) == seq)
+			return true;
+		if (now_ns() > until)
+			return false;
+		sched_yield();
+		/* The reader takes the event in; then the child must be armed, too. */
+		if (arm_everywhere(p, r) < 0)
+			return false;
+	}
+}
+
+/* ------------------------------------------------------------------ taking back */
+
+static void take_back(struct pager *p, sigset_t *saved)
+{
+	struct run r = take_run(&p->drop, X_DROP);
+	struct view *v = r.view;
+	uint64_t now = now_ns(), bytes = 0;
+	size_t nr = 0;
+	bool done;
+
+	/* Only as far as nothing is under way on them: a CONTINUE of the reader's. */
+	while (nr < r.nr && v->ext[r.first + nr].inflight == 0)
+		v->ext[r.first + nr++].flags |= X_TAKING;
+	for (size_t i = nr; i < r.nr; i++)
+		ext_queue(&v->ext[r.first + i], &p->drop);
+	r.nr = nr;
+	if (!nr) {
+		idle(v);
+		return;
+	}
+	pager_unlock(p, saved);
+
+	done = arm_everywhere(p, &r) == 0;
+	if (pager_hooks.after_arm)
+		pager_hooks.after_arm();
+	done = done && forks_quiet(p, &r, now + PROBE_DEADLINE_NS);
+	if (done && pager_hooks.before_punch)
+		pager_hooks.before_punch();
+	done = done && arena_punch(&v->arena, run_off(&r), run_len(&r)) == 0;
+
+	pager_lock(p, saved);
+	for (size_t i = 0; i < r.nr; i++) {
+		struct extent *x = &v->ext[r.first + i];
+
+		/* Armed by now, in any case. (Where arming failed it may be open still: then the flag says less than
+		 * is true, which costs a fault at most.) */
+		if (done)
+			ext_open_flags(x, false);
+		x->flags &= ~X_TAKING;
+		if (done) {
+			x->state = EXT_EMPTY;
+			x->flags &= ~(X_CONT | X_HUGE | X_ZAP | X_TOUCHED);
+			bytes += ext_len(x);
+			ext_unreserve(x);
+		} else if (now > x->drop_ns) {
+			ext_drop_done(x, X_DROP); /* given up; it stays READY */
+		}
+		ext_settle(x);
+	}
+	v->stats.dropped_bytes += bytes;
+	p->stats.dropped_bytes += bytes;
+	idle(v);
+	if (done)
+		pager_wake_reader(p); /* there is room */
+	else if (p->stop)
+		return;
+	else {
+		/* What holds it up needs a moment: other work first. */
+		pager_unlock(p, saved);
+		sched_yield();
+		pager_lock(p, saved);
+	}
+}
+
+/* ------------------------------------------------------------------ clearing page tables, losing no write */
+
+struct clean_runs {
+	struct run *run;
+	struct {
+		uint64_t start, end;
+	} clean[CLEAN_RUNS];
+	size_t nr;
+	uint32_t written[RUN_MAX]; /* pages */
+	bool some[RUN_MAX];        /* anything mapped */
+};
+
+static struct clean_runs clean; /* the worker's; of each pager's in turn under clean_lock */
+static pthread_mutex_t clean_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int clean_run(void *arg, const struct page_run *pr)
+{
+	struct clean_runs *c = arg;
+	uint64_t base = (uintptr_t)run_at(c->run);
+
+	for (uint64_t a = pr->start; a < pr->end;) {
+		size_t e = (size_t)((a - base) / extent_bytes());
+		uint64_t end = MIN(pr->end, base + (e + 1) * extent_bytes());
+
+		c->some[e] = true;
+		if (!pr->file)
+			c->written[e] += (uint32_t)((end - a) / page_bytes());
+		a = end;
+	}
+	if (pr->present && pr->file && c->nr < CLEAN_RUNS) {
+		c->clean[c->nr].start = pr->start;
+		c->clean[c->nr++].end = pr->end;
+	}
+	return 0;
+}
+
+static int written_run(void *arg, const struct page_run *pr)
+{
+	if (!pr->file)
+		*(uint32_t *)arg += (uint32_t)((pr->end - pr->start) / page_bytes());
+	return 0;
+}
+
+/*
+ * The same where shmem cannot be write-protected: an extent's page tables are moved away (a touch of the registered range
+ * then waits), and back if there is something written in them. A raw clone(2) in this window loses the writes in the
+ * child (fork(2), too: the child then reads the file's bytes): DESIGN, hazard E.
+ */
+static int clear_run_moving(struct pager *p, struct run *r, bool arm)
+{
+	unsigned char *scratch = map_reserve(extent_bytes());
+	int fd = p->mms[0].uffd, e = scratch ? 0 : -ENOMEM;
+
+	for (size_t i = 0; e == 0 && i < r->nr; i++) {
+		unsigned char *at = run_at(r) + i * extent_bytes();
+		uint64_t len = MIN(extent_bytes(), run_len(r) - i * extent_bytes());
+		uint32_t written = 0;
+
+		e = uffd_register(fd, at, len, false);
+		if (e < 0)
+			break;
+		if (mremap(at, len, len, MREMAP_MAYMOVE | MREMAP_DONTUNMAP | MREMAP_FIXED, scratch) == MAP_FAILED) {
+			e = -errno; /* EFAULT: more than one VMA here (something else is mapped over a part) */
+			break;
+		}
+		if (pager_hooks.in_window)
+			pager_hooks.in_window();
+		e = pagemap_scan(p->pagemap_fd, scratch, len, written_run, &written);
+		/* What was moved back is not registered: open. */
+		if ((e < 0 || written) && mremap(scratch, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, at) == MAP_FAILED)
+			abort(); /* the written pages have no other place: going on would lose them */
+		(void)mmap(scratch, extent_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+		r->view->ext[r->first + i].written = (uint16_t)MIN(written, (uint32_t)UINT16_MAX);
+	}
+	if (scratch)
+		(void)munmap(scratch, extent_bytes());
+	(void)uffd_open_range(fd, run_at(r), run_len(r));
+	if (arm && e == 0)
+		e = uffd_register(fd, run_at(r), run_len(r), false);
+	return e;
+}
+
+/*
+ * Empties the page tables of a run of READY extents, so that the next touch shows: at the end of a stage in the page
+ * tables, or (`arm`) as a fault. Scanning and then MADV_DONTNEED would lose what other threads write in between; while
+ * the range is write-protected nobody can write to a clean page, and a fault waits (X_TAKING parks it).
+ * Return: 0; negative errno: it stays as it was.
+ */
+static int clear_run(struct pager *p, struct run *r, bool arm)
+{
+	int fd = p->mms[0].uffd, e;
+	unsigned char *at = run_at(r);
+	uint64_t len = run_len(r);
+
+	if (p->pagemap_fd < 0)
+		return arm ? uffd_register(fd, at, len, false) : -EOPNOTSUPP;
+	if (!p->caps.wp)
+		return clear_run_moving(p, r, arm);
+	e = uffd_register(fd, at, len, true);
+	if (e < 0)
+		return e;
+	(void)pthread_mutex_lock(&clean_lock);
+	do {
+		clean.run = r;
+		clean.nr = 0;
+		memset(clean.written, 0, sizeof(clean.written));
+		memset(clean.some, 0, sizeof(clean.some));
+		e = uffd_writeprotect(fd, at, len, true);
+		if (e == 0) {
+			if (pager_hooks.in_window)
+				pager_hooks.in_window();
+			e = pagemap_scan(p->pagemap_fd, at, len, clean_run, &clean);
+			for (size_t i = 0; e == 0 && i < clean.nr; i++)
+				if (madvise((void *)(uintptr_t)clean.clean[i].start, clean.clean[i].end - clean.clean[i].start,
+					    MADV_DONTNEED) < 0)
+					e = -errno; /* EINVAL: locked by mlock */
+		}
+		(void)uffd_writeprotect(fd, at, len, false);
+	} while (e == 0 && clean.nr == CLEAN_RUNS);
+	for (size_t i = 0; e == 0 && i < r->nr; i++) {
+		/* Where nothing was written, the page table goes, too: else the extent would be mapped page by page from now
+		 * on. Nobody can put anything there: it is still registered. */
+		if (clean.written[i] == 0)
+			(void)madvise(at + i * extent_bytes(), MIN(extent_bytes(), len - i * extent_bytes()), MADV_DONTNEED);
+		r->view->ext[r->first + i].written = (uint16_t)MIN(clean.written[i], (uint32_t)UINT16_MAX);
+	}
+	(void)pthread_mutex_unlock(&clean_lock);
+	/* All flags off, then armed again the plain way, so that VMAs are of one kind and merge. A touch in between is not
+	 * seen, no more. */
+	(void)uffd_open_range(fd, at, len);
+	if (arm && e == 0)
+		e = uffd_register(fd, at, len, false);
+	return e;
+}
+
+/* Clears a run that is in no queue, and tells which of it is armed and open afterwards. The lock is held. */
+static void clear_taken(struct pager *p, struct run *r, bool arm, sigset_t *saved)
+{
+	struct view *v = r->view;
+	bool was_open[RUN_MAX];
+	int e;
+
+	for (size_t i = 0; i < r->nr; i++) {
+		struct extent *x = &v->ext[r->first + i];
+
+		x->flags |= X_TAKING;
+		was_open[i] = (x->flags & X_OPEN) != 0;
+	}
+	pager_unlock(p, saved);
+	e = clear_run(p, r, arm);
+	/* What had been armed and stays so: a run is of one kind only if it was; arm the others again. */
+	for (size_t i = 0; !arm && i < r->nr; i++)
+		if (!was_open[i] && e != -EOPNOTSUPP)
+			(void)uffd_register(p->mms[0].uffd, run_at(r) + i * extent_bytes(),
+					    MIN(extent_bytes(), run_len(r) - i * extent_bytes()), false);
+	pager_lock(p, saved);
+	for (size_t i = 0; i < r->nr; i++) {
+		struct extent *x = &v->ext[r->first + i];
+
+		x->flags &= ~(X_TAKING | (e == 0 ? X_CONT : 0));
+		if (arm && e == 0)
+			ext_open_flags(x, false);
+		if (!arm && e < 0)
+			x->flags |= X_TOUCHED; /* it cannot be seen: taken as touched, so it is not dropped for it */
+		ext_settle(x); /* X_WAIT: was parked */
+	}
+}
+
+static void clear_queued(struct pager *p, sigset_t *saved)
+{
+	struct run r = take_run(&p->clear, X_CLEAR);
+	size_t nr = 0;
+
+	while (nr < r.nr && r.view->ext[r.first + nr].inflight == 0)
+		ext_drop_done(&r.view->ext[r.first + nr++], X_CLEAR);
+	for (size_t i = nr; i < r.nr; i++)
+		ext_queue(&r.view->ext[r.first + i], &p->clear);
+	r.nr = nr;
+	if (nr) {
+		p->nr_drops++; /* waited for by pager_sync() until it is really done */
+		clear_taken(p, &r, false, saved);
+		if (--p->nr_drops == 0)
+			(void)pthread_cond_broadcast(&p->changed);
+	}
+	idle(r.view);
+}
+
+/* ------------------------------------------------------------------ making room */
+
+/* Moves the oldest open extents to the armed list: those that are touched come back, the others are next to go. */
+static void arm_oldest(struct pager *p, int class, uint64_t target, sigset_t *saved)
+{
+	while (p->nr_lru[class][LRU_ARMED] < target && !list_empty(&p->lru[class][LRU_OPEN]) && !p->stop &&
+	       list_empty(&p->open)) {
+		struct extent *x = container_of(p->lru[class][LRU_OPEN].next, struct extent, lru);
+		struct run r = { x->view, ext_index(x), 0 };
+
+		while (r.nr < RUN_MAX && r.first + r.nr < r.view->nr_ext && x->view && x->state == EXT_READY &&
+		       (x->flags & X_OPEN) && !list_empty(&x->lru) && x->inflight == 0) {
+			ext_lru(x, -1, false);
+			r.nr++;
+			x++;
+		}
+		if (!r.nr) { /* the reader is at it: to the end of the list */
+			ext_lru(x, LRU_OPEN, false);
+			return;
+		}
+		r.view->busy++;
+		clear_taken(p, &r, true, saved);
+		idle(r.view);
+	}
+}
+
+static uint64_t evict_from(struct pager *p, int class, int list, uint64_t bytes, uint64_t now)
+{
+	uint64_t got = 0;
+
+	while (got < bytes && !list_empty(&p->lru[class][list])) {
+		struct extent *x = container_of(p->lru[class][list].next, struct extent, lru);
+
+		got += ext_len(x);
+		x->drop_ns = now + PROBE_DEADLINE_NS;
+		x->flags |= X_DROP;
+		p->nr_drops++;
+		ext_settle(x);
+	}
+	return got;
+}
+
+/* What no stage needs goes first, then what was armed and not touched since. In WAY_USER nothing is taken back but at a
+ * stage mark: a system call on an armed page would fail. */
+static void evict(struct pager *p, sigset_t *saved)
+{
+	uint64_t budget = __atomic_load_n(&p->budget, __ATOMIC_RELAXED), now = now_ns(), need = p->evict_need, nr, got = 0, want;
+	bool any = p->evict_any;
+
+	want = policy_excess(p->resident, need, budget, extent_bytes());
+	p->evict_need = 0;
+	p->evict_any = false;
+	/* What is being dropped already counts. */
+	for (const struct list *l = p->drop.next; l != &p->drop && got < want; l = l->next)
+		got += extent_bytes();
+	if (p->way != WAY_USER) {
+		got += evict_from(p, VIEW_UNNEEDED, LRU_ARMED, want > got ? want - got : 0, now);
+		got += evict_from(p, VIEW_UNNEEDED, LRU_OPEN, want > got ? want - got : 0, now);
+		if (any && got < want) {
+			nr = p->nr_lru[VIEW_NORMAL][LRU_ARMED] + p->nr_lru[VIEW_NORMAL][LRU_OPEN];
+			if (p->nr_lru[VIEW_NORMAL][LRU_ARMED] * extent_bytes() < want - got)
+				arm_oldest(p, VIEW_NORMAL,
+					   policy_armed_target(nr, (want - got + extent_bytes() - 1) / extent_bytes()), saved);
+			got += evict_from(p, VIEW_NORMAL, LRU_ARMED, want > got ? want - got : 0, now);
+			/* The next victims, so that they have time to prove themselves. */
+			nr = p->nr_lru[VIEW_NORMAL][LRU_ARMED] + p->nr_lru[VIEW_NORMAL][LRU_OPEN];
+			arm_oldest(p, VIEW_NORMAL, policy_armed_target(nr, 0), saved);
+		}
+	}
+	if (!got && want && !list_empty(&p->open)) {
+		p->evict_need = MAX(p->evict_need, need); /* a thread waits for an opening: that first, then once more */
+		p->evict_any |= any;
+		return;
+	}
+	if (!got)
+		p->evict_failed = true;
+	pager_wake_reader(p);
+}
+
+/* ------------------------------------------------------------------ children */
+
+/* Children that have ended, or have replaced all their views (the fork handler), need nothing any more. */
+static void reap(struct pager *p, sigset_t *saved)
+{
+	p->reap = false;
+	for (int i = 1; i < p->nr_mms; i++) {
+		uint64_t changes;
+		bool needed;
+
+		if (p->mms[i].uffd < 0 || p->mms[i].gone)
+			continue;
+		do {
+			enum uffd_probe probe = PROBE_UNMAPPED;
+
+			changes = p->view_changes;
+			needed = false;
+			for (size_t k = 0; k < p->nr_views && !needed && changes == p->view_changes; k++) {
+				struct view *v = p->views[k];
+
+				if (v->seq > p->mms[i].seq)
+					continue;
+				v->busy++;
+				pager_unlock(p, saved);
+				probe = uffd_probe(p->mms[i].uffd, view_sentinel(v));
+				pager_lock(p, saved);
+				idle(v);
+				if (probe == PROBE_DEAD)
+					break;
+				needed = probe != PROBE_UNMAPPED;
+			}
+			if (probe == PROBE_DEAD)
+				break;
+		} while (changes != p->view_changes);
+		if (!needed) {
+			p->mms[i].gone = true;
+			__atomic_store_n(&p->some_gone, true, __ATOMIC_RELEASE);
+			pager_wake_reader(p);
+		}
+	}
+}
+
+/* ------------------------------------------------------------------ */
+
+static void wait_for_work(struct pager *p)
+{
+	struct timespec until;
+	bool children = false;
+	int timeout_ms;
+
+	for (int i = 1; i < p->nr_mms; i++)
+		children |= p->mms[i].uffd >= 0;
+	/* An automatic budget follows what the rest of the program and of the machine takes: looked at while there is much
+	 * to give back. Nothing tells when a child has ended: asked now and then. */
+	if (!p->budget_set && p->resident >= p->budget / 2)
+		timeout_ms = BUDGET_CHECK_NS / 1000000;
+	else if (children)
+		timeout_ms = 1000;
+	else {
+		(void)pthread_cond_wait(&p->work, &p->lock);
+		return;
+	}
+	(void)clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += timeout_ms / 1000;
+	until.tv_nsec += timeout_ms % 1000 * 1000000L;
+	if (until.tv_nsec >= 1000000000) {
+		until.tv_nsec -= 1000000000;
+		until.tv_sec++;
+	}
+	if (pthread_cond_timedwait(&p->work, &p->lock, &until) == ETIMEDOUT)
+		p->reap = children;
+}
+
+void *worker_main(void *arg)
+{
+	struct pager *p = arg;
+	sigset_t saved;
+
+	pager_lock(p, &saved);
+	while (!p->stop) {
+		if (!p->budget_set && (p->resident || p->evict_need) && now_ns() - p->budget_checked_ns > BUDGET_CHECK_NS) {
+			p->budget_checked_ns = now_ns();
+			pager_unlock(p, &saved);
+			view_budget_refresh(p);
+			pager_lock(p, &saved);
+			if (p->resident > p->budget && p->way != WAY_USER && list_empty(&p->drop)) {
+				p->evict_need = MAX(p->evict_need, (uint64_t)1);
+				p->evict_any = true;
+			}
+		}
+		if (!list_empty(&p->open))
+			open_run(p, &saved);
+		else if (p->nr_child_opens)
+			open_child(p, &saved);
+		else if (p->evict_need)
+			evict(p, &saved);
+		else if (!list_empty(&p->drop))
+			take_back(p, &saved);
+		else if (!list_empty(&p->clear))
+			clear_queued(p, &saved);
+		else if (p->reap)
+			reap(p, &saved);
+		else
+			wait_for_work(p);
+	}
+	pager_unlock(p, &saved);
+	return NULL;
+}
