@@ -41,7 +41,8 @@ void arena_fs_init(struct arena_fs *fs, uint64_t limit_bytes, int *ret_error)
 		*ret_error = -errno;
 		return;
 	}
-	(void)fs_config(ctx, FSCONFIG_SET_STRING, "huge", "within_size"); /* kernels without THP refuse */
+	if (!pager_hooks.no_huge)
+		(void)fs_config(ctx, FSCONFIG_SET_STRING, "huge", "within_size"); /* kernels without THP refuse */
 	fs->noswap = fs_config(ctx, FSCONFIG_SET_FLAG, "noswap", NULL) == 0;
 	if (fs_config(ctx, FSCONFIG_CMD_CREATE, NULL, NULL) < 0) {
 		*ret_error = -errno;

@@ -5,8 +5,10 @@
  * child is single-threaded here, so nothing moves under our hands. The parent's pager sees the sentinel go last and
  * forgets the child.
  *
- * No prepare handler: one that took the pager's lock would deadlock with a later prepare handler that touches a weight.
- * No malloc and no stdio: fork holds those locks.
+ * The prepare handler takes no lock: one that took the pager's would deadlock with a later prepare handler that touches a
+ * weight. It only waits until no page table is being cleared (window_begin(), some ms at most; no new one begins until
+ * the fork is over): in such a window page tables do not tell what was written.
+ * No malloc and no stdio in the child: fork holds those locks.
  */
 #include "ufd/internal.h"
 
@@ -14,6 +16,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <time.h>
 
 static struct list pagers = { &pagers, &pagers };
 static pthread_mutex_t pagers_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -66,7 +69,7 @@ static int kept_run(void *arg, const struct page_run *run)
 		uint64_t i = (a - base) / page_bytes(), end = a + page_bytes();
 
 		/* A poisoned page looks like one that is swapped out; in the child it is simply read again. */
-		if (!run->present && v->poison_sure[i / 64] >> i % 64 & 1) {
+		if (!run->present && v->poisoned[i / 64] >> i % 64 & 1) {
 			a = end;
 			continue;
 		}
@@ -101,6 +104,7 @@ static void replace_view(struct view *v, int pagemap_fd)
 	v->mmap = true; /* before anything is looked up by a handler here */
 	v->arena.alias = NULL; /* DONTFORK: not there */
 	v->source_map = NULL;
+	v->busy = v->poisoning = 0; /* of threads that are not here */
 	if (v->forbidden || pagemap_fd < 0 || source_check(v->source) < 0) {
 		/* Strict mode goes on; or we cannot tell what was written, or the file's bytes are others now: an error at the
 		 * touch, never wrong bytes. */
@@ -118,29 +122,49 @@ static void replace_view(struct view *v, int pagemap_fd)
 	(void)mmap(view_sentinel(v), page_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
 }
 
+static atomic_int forking, windows;
+
+bool window_begin(void)
+{
+	(void)atomic_fetch_add(&windows, 1);
+	if (atomic_load(&forking) == 0)
+		return true;
+	(void)atomic_fetch_sub(&windows, 1);
+	return false;
+}
+
+void window_end(void)
+{
+	(void)atomic_fetch_sub(&windows, 1);
+}
+
+static void prepare(void)
+{
+	const struct timespec t = { .tv_nsec = 50000 };
+
+	(void)atomic_fetch_add(&forking, 1);
+	while (atomic_load(&windows) > 0)
+		(void)nanosleep(&t, NULL);
+}
+
+static void in_parent(void)
+{
+	(void)atomic_fetch_sub(&forking, 1);
+}
+
 static void in_child(void)
 {
+	bool first = true;
 	int fd = -1;
-	bool opened = false;
 
-	for (unsigned int i = 0; i < registry_max(); i++) {
-		struct view *v = registry_at(i);
-
-		if (!v || v->mmap || v->pager->forked)
-			continue;
-		if (!opened)
-			fd = pagemap_open();
-		opened = true;
-		replace_view(v, fd);
-	}
-	if (fd >= 0)
-		(void)close(fd);
-	(void)pthread_mutex_init(&pagers_lock, NULL);
+	registry_forked();
+	atomic_store(&forking, 0);
+	atomic_store(&windows, 0);
+	/* The parent's descriptors (its memory, its faults, its reads) first: there may be no other one left for pagemap. */
 	for (struct list *n = pagers.next; n != &pagers; n = n->next) {
 		struct pager *p = container_of(n, struct pager, node);
 
 		if (!p->forked && p->way != WAY_MMAP) {
-			/* The parent's descriptors: its memory, its faults, its reads. */
 			for (int i = 0; i < p->nr_mms; i++)
 				if (p->mms[i].uffd >= 0)
 					(void)close(TAKE_FD(p->mms[i].uffd));
@@ -150,18 +174,37 @@ static void in_child(void)
 				(void)close(ring_fd(p->ring));
 			p->ring = NULL; /* its memory is not mapped here */
 		}
-		p->forked = true;
 		if (p->pagemap_fd >= 0)
 			(void)close(TAKE_FD(p->pagemap_fd));
+	}
+	for (unsigned int i = 0; i < registry_max(); i++) {
+		struct view *v = registry_at(i);
+
+		if (!v || v->mmap || v->pager->forked)
+			continue;
+		if (first)
+			fd = pagemap_open();
+		first = false;
+		replace_view(v, fd);
+	}
+	if (fd >= 0)
+		(void)close(fd);
+	(void)pthread_mutex_init(&pagers_lock, NULL);
+	for (struct list *n = pagers.next; n != &pagers; n = n->next) {
+		struct pager *p = container_of(n, struct pager, node);
+
+		p->forked = true;
 		(void)pthread_mutex_init(&p->lock, NULL);
-		(void)pthread_cond_init(&p->changed, NULL);
+		(void)pthread_cond_init(&p->changed, NULL); /* (destroying one that others wait at would wait for them) */
+		(void)pthread_cond_init(&p->work, NULL);
+		(void)pthread_cond_init(&p->slow_work, NULL);
 		list_init(&p->jobs);
 	}
 }
 
 static void handlers(void)
 {
-	(void)pthread_atfork(NULL, NULL, in_child);
+	(void)pthread_atfork(prepare, in_parent, in_child);
 }
 
 void fork_register(struct pager *p)

@@ -67,13 +67,15 @@ struct view {
 	uint8_t *unit_used; /* one byte a unit */
 	struct extent *ext;
 	size_t nr_ext;
-	uint64_t *poisoned, *poison_sure; /* one bit a page; address space only, until one is. See reader.c, poison() */
+	uint64_t *poisoned; /* one bit a page; address space only, until one is */
+	unsigned int poisoning; /* touches that will be answered with poison; view_lift() waits for them */
 	struct policy_streams streams;
 	uint64_t resident;
 	uint32_t direct_bytes; /* length of a direct read; halved when the device cannot take it without waiting */
 	bool direct_ok;        /* one of that length has worked */
 	uint8_t class;
-	bool forbidden, dropped, dying, read_only, mmap;
+	_Atomic bool forbidden; /* read by handlers */
+	bool dropped, dying, read_only, mmap;
 	_Atomic bool broken; /* forked child that could not keep it: touches are errors */
 	char stage[64];      /* that forbade it */
 	uint64_t seq;        /* order of views and forks */
@@ -136,9 +138,11 @@ struct pager_job {
 	uint64_t total_bytes;
 	_Atomic uint64_t done_bytes;
 	_Atomic int state;
-	bool cancelled, gentle;
+	_Atomic bool cancelled;
+	bool gentle;
 	uint64_t started_bytes;
 	int event_fd;
+	pid_t pid; /* that made it: a forked child has nobody to go on with it */
 	pthread_t thread; /* WAY_MMAP */
 	bool threaded;
 };
@@ -162,6 +166,7 @@ struct pager {
 	uint64_t budget_set; /* 0: automatic */
 	uint64_t budget, tmpfs_limit;
 	uint64_t resident, peak;
+	uint64_t freed_ns; /* when memory was last given back */
 	struct arena_fs fs;
 	int fs_error;
 	struct list lru[3][NR_LRU]; /* by enum view_class */
@@ -198,7 +203,6 @@ struct pager {
 	unsigned int nr_requests;
 	struct waiting waiting[NR_WAITING];
 	unsigned int nr_waiting;
-	bool no_direct_told;
 
 	/* the worker */
 	pthread_cond_t work;
@@ -276,11 +280,17 @@ int mmap_job_start(struct pager_job *j);
 /* fork.c */
 void fork_register(struct pager *p);
 void fork_unregister(struct pager *p);
+bool window_begin(void); /* false: a fork is under way, not now */
+void window_end(void);
 
 /* All views of the process, for handlers: no lock. */
 int registry_add(struct view *v);
 void registry_del(struct view *v);
 struct view *registry_find(const void *address);
+/* Around registry_find() and what is done with its result; not to be jumped out of. */
+void registry_look(void);
+void registry_unlook(void);
+void registry_forked(void); /* fork's child: other threads are not here */
 struct view *registry_at(unsigned int i); /* NULL: free slot */
 unsigned int registry_max(void);
 

@@ -153,6 +153,7 @@ int pager_job_new(struct pager *p, const struct job_range *ranges, size_t nr, bo
 		return r;
 	}
 	j->gentle = gentle;
+	j->pid = getpid();
 	for (size_t i = 0; i < nr; i++) {
 		struct view *v = ranges[i].view;
 		uint64_t first = round_down(ranges[i].off, extent_bytes());
@@ -191,6 +192,13 @@ int pager_job_new(struct pager *p, const struct job_range *ranges, size_t nr, bo
 	return 0;
 }
 
+static int job_state(const struct pager_job *j)
+{
+	int state = atomic_load(&j->state);
+
+	return state == 0 && getpid() != j->pid ? -ECANCELED : state;
+}
+
 int pager_job_fd(const struct pager_job *j)
 {
 	return j->event_fd;
@@ -198,7 +206,7 @@ int pager_job_fd(const struct pager_job *j)
 
 void pager_job_progress(const struct pager_job *j, uint64_t *ret_done_bytes, uint64_t *ret_total_bytes, int *ret_state)
 {
-	*ret_state = atomic_load(&j->state);
+	*ret_state = job_state(j);
 	*ret_done_bytes = atomic_load(&j->done_bytes);
 	*ret_total_bytes = j->total_bytes;
 }
@@ -208,20 +216,22 @@ int pager_job_wait(struct pager_job *j, int timeout_ms)
 	struct pollfd pfd = { .fd = j->event_fd, .events = POLLIN };
 	uint64_t until = now_ns() + (uint64_t)MAX(timeout_ms, 0) * 1000000;
 
-	while (atomic_load(&j->state) == 0) {
+	while (job_state(j) == 0) {
 		uint64_t now = now_ns();
 		int left = timeout_ms < 0 ? -1 : now >= until ? 0 : (int)((until - now + 999999) / 1000000);
 
-		if (poll(&pfd, 1, left) == 0 && atomic_load(&j->state) == 0)
+		if (poll(&pfd, 1, left) == 0 && job_state(j) == 0)
 			return -ETIMEDOUT;
 	}
-	return atomic_load(&j->state) == 1 ? 0 : atomic_load(&j->state);
+	return job_state(j) == 1 ? 0 : job_state(j);
 }
 
 void pager_job_cancel(struct pager_job *j)
 {
 	sigset_t saved;
 
+	if (!j)
+		return;
 	pager_lock(j->pager, &saved);
 	j->cancelled = true;
 	if (j->threaded || j->pager->forked || atomic_load(&j->state) != 0) {
@@ -240,7 +250,7 @@ struct pager_job *pager_job_free(struct pager_job *j)
 	if (!j)
 		return NULL;
 	pager_job_cancel(j);
-	if (j->threaded && !j->pager->forked)
+	if (j->threaded && getpid() == j->pid)
 		(void)pthread_join(j->thread, NULL);
 	pager_lock(j->pager, &saved);
 	list_del(&j->node);

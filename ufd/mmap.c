@@ -147,7 +147,7 @@ static void *job_main(void *arg)
 		for (uint64_t off = j->ranges[i].off; off < end; off += step) {
 			uint64_t len = MIN(step, end - off), map = mapped_bytes(v);
 
-			if (__atomic_load_n(&j->cancelled, __ATOMIC_RELAXED)) {
+			if (atomic_load(&j->cancelled)) {
 				job_end(j, -ECANCELED);
 				return NULL;
 			}

@@ -166,9 +166,9 @@ void ext_settle(struct extent *x)
 	default:
 		break;
 	}
-	if (x->flags & X_WAIT) /* a touch takes a drop back */
-		ext_drop_done(x, X_DROP);
-	if (x->flags & X_DROP) {
+	/* Waiters first. (X_WAIT may also be of a thread that runs already and has asked for the drop itself: the worker clears
+	 * the flag when it is done with the opening, and then comes the drop.) */
+	if (!(x->flags & X_WAIT) && x->flags & X_DROP) {
 		ext_lru(x, -1, false);
 		ext_queue(x, &p->drop);
 	} else if (!(x->flags & X_WAIT) && x->flags & X_CLEAR) {
@@ -191,6 +191,8 @@ void ext_unreserve(struct extent *x)
 		x->flags &= ~X_RESERVED;
 		x->view->pager->resident -= ext_len(x);
 		x->view->resident -= ext_len(x);
+		if (x->state != EXT_FAILED)
+			x->view->pager->freed_ns = now_ns();
 	}
 }
 
@@ -246,6 +248,7 @@ int pager_set_budget(struct pager *p, uint64_t budget_bytes)
 	if (budget_bytes)
 		p->budget = budget_bytes;
 	p->budget_checked_ns = 0;
+	p->freed_ns = now_ns();
 	if (p->resident > p->budget) {
 		p->evict_need = MAX(p->evict_need, (uint64_t)1);
 		p->evict_any = true;
@@ -475,7 +478,7 @@ static void view_free(struct view *v)
 	if (v->ext)
 		(void)munmap(v->ext, v->nr_ext * sizeof(*v->ext));
 	if (v->poisoned)
-		(void)munmap(v->poisoned, 2 * poison_bytes(v));
+		(void)munmap(v->poisoned, poison_bytes(v));
 	free(v->segs);
 	free(v->units);
 	free(v->unit_used);
@@ -638,12 +641,12 @@ int view_open(struct pager *p, struct source *src, const struct view_layout *lay
 	v->units = malloc((layout->nr_units + 1) * sizeof(*v->units));
 	v->unit_used = calloc(layout->nr_units + 1, 1);
 	v->ext = sparse(v->nr_ext * sizeof(*v->ext));
-	v->poisoned = sparse(2 * poison_bytes(v));
+	v->poisoned = sparse(poison_bytes(v));
 	if (!v->segs || !v->units || !v->unit_used || !v->ext || !v->poisoned) {
+		r = map_failed(v, r, "keep the table of", err);
 		view_free(v);
-		return err_set(err, r, "%s: out of memory", src->path);
+		return r;
 	}
-	v->poison_sure = v->poisoned + poison_bytes(v) / sizeof(uint64_t);
 	v->nr_segs = layout->nr_segs;
 	memcpy(v->segs, layout->segs, layout->nr_segs * sizeof(*v->segs));
 	v->nr_units = layout->nr_units;
@@ -728,11 +731,13 @@ struct view *view_unref(struct view *v)
 		(void)pthread_cond_wait(&p->changed, &p->lock);
 	if (!v->mmap && !p->forked)
 		view_forget(v);
-	for (i = 0; p->views[i] != v; i++)
+	for (i = 0; i < p->nr_views && p->views[i] != v; i++)
 		;
-	p->nr_views--;
-	p->view_changes++;
-	memmove(p->views + i, p->views + i + 1, (p->nr_views - i) * sizeof(*p->views));
+	if (i < p->nr_views) { /* (a child may have been forked in the middle of this) */
+		p->nr_views--;
+		p->view_changes++;
+		memmove(p->views + i, p->views + i + 1, (p->nr_views - i) * sizeof(*p->views));
+	}
 	pager_unlock(p, &saved);
 	registry_del(v);
 	view_free(v);
@@ -1075,13 +1080,12 @@ void view_lift(struct view *v, size_t first, size_t nr)
 		uint64_t bit = (uint64_t)1 << i % 64;
 		unsigned char *at = v->base + i * page;
 
-		if (!v->poison_sure[i / 64]) {
+		if (!v->poisoned[i / 64]) {
 			i |= 63;
 			continue;
 		}
-		if (!(__atomic_fetch_and(&v->poison_sure[i / 64], ~bit, __ATOMIC_RELAXED) & bit))
+		if (!(__atomic_fetch_and(&v->poisoned[i / 64], ~bit, __ATOMIC_ACQ_REL) & bit))
 			continue;
-		(void)__atomic_fetch_and(&v->poisoned[i / 64], ~bit, __ATOMIC_RELAXED);
 		/* The page has been poison since it was touched: nobody can have written to it. */
 		if (v->pager->caps.poison) {
 			(void)madvise(at, page, MADV_DONTNEED);
@@ -1106,6 +1110,9 @@ void view_allow(struct view *v)
 		for (size_t i = 0; i < v->nr_ext; i++)
 			if (v->ext[i].view)
 				v->ext[i].flags &= ~X_POISON;
+	/* A touch that is being answered with poison right now: after that it can be lifted. */
+	while (v->poisoning && !v->pager->forked)
+		(void)pthread_cond_wait(&v->pager->changed, &v->pager->lock);
 	pager_unlock(v->pager, &saved);
 	if (!was)
 		return;
@@ -1202,7 +1209,7 @@ size_t view_unit_at(const struct view *v, uint64_t off)
 	return SIZE_MAX;
 }
 
-bool pager_fault_reason(const void *address, struct fault_reason *ret)
+static bool fault_reason(const void *address, struct fault_reason *ret)
 {
 	struct view *v = registry_find(address);
 	const struct extent *x;
@@ -1235,7 +1242,7 @@ bool pager_fault_reason(const void *address, struct fault_reason *ret)
 	return ret->code != FAULT_NONE;
 }
 
-bool pager_fault_retry(const void *address)
+static bool fault_retry(const void *address)
 {
 	struct view *v = registry_find(address);
 	uint64_t off;
@@ -1247,4 +1254,24 @@ bool pager_fault_retry(const void *address)
 		return false;
 	off = round_down((uintptr_t)address - (uintptr_t)v->base, extent_bytes());
 	return mprotect(v->base + off, MIN(extent_bytes(), v->bytes - off), PROT_READ | PROT_WRITE) == 0;
+}
+
+bool pager_fault_reason(const void *address, struct fault_reason *ret)
+{
+	bool r;
+
+	registry_look();
+	r = fault_reason(address, ret);
+	registry_unlook();
+	return r;
+}
+
+bool pager_fault_retry(const void *address)
+{
+	bool r;
+
+	registry_look();
+	r = fault_retry(address);
+	registry_unlook();
+	return r;
 }

@@ -48,7 +48,8 @@ uint64_t policy_excess(uint64_t resident, uint64_t need, uint64_t budget, uint64
 
 uint64_t policy_armed_target(uint64_t nr_ready, uint64_t nr_to_free)
 {
-	return MIN(nr_ready, nr_ready / 8 + nr_to_free);
+	/* Two at least beyond what goes now: one that is armed only when it goes had no chance. */
+	return MIN(nr_ready, nr_ready / 8 + nr_to_free + 2);
 }
 
 uint64_t policy_budget(uint64_t resident, uint64_t room, uint64_t total)

@@ -129,11 +129,11 @@ bool fill_start(struct pager *p, struct extent *x, enum urgency urgency)
 	if (x->flags & X_LOADED) {
 		v->stats.reload_bytes += len;
 		p->stats.reload_bytes += len;
-	}
-	if (v->dropped) {
-		v->dropped = false;
-		v->stats.reloads++;
-		p->stats.reloads++;
+		if (v->dropped) { /* a stage's mark had dropped it: once a comeback, however many extents */
+			v->dropped = false;
+			v->stats.reloads++;
+			p->stats.reloads++;
+		}
 	}
 	return true;
 }
@@ -289,9 +289,7 @@ static void request_done(struct pager *p, struct request *r, int res)
 	if (res == -EAGAIN || res == -EINTR) {
 		f->again = true;
 	} else if (res == -EINVAL || res == -EOPNOTSUPP) {
-		if (!atomic_exchange(&v->source->direct_refused, true))
-			log_info("%s: direct reads are refused (%s), reading through the page cache", v->source->path,
-			       strerror(-res));
+		source_direct_refused(v->source, res);
 		f->again = true;
 	} else if (res == -ENOMEM) {
 		f->again = true;
@@ -341,10 +339,6 @@ static void fill_go(struct pager *p, struct fill *f)
 		}
 	}
 	if (!can_direct(f)) {
-		if (!source_hook && !p->no_direct_told && v->source->id.size >= MiB && v->source->direct_fd < 0) {
-			p->no_direct_told = true;
-			log_info("%s: direct reads are refused, reading through the page cache", v->source->path);
-		}
 		fill_slow(p, f);
 		return;
 	}
@@ -442,39 +436,29 @@ static void reap_reads(struct pager *p)
 /* ------------------------------------------------------------------ faults */
 
 /*
- * From now on the page is an error: the touching thread gets SIGBUS, a system call EFAULT.
- * Two bits: `poisoned` before the thread is woken, so that its handler finds the reason; `poison_sure` after, which alone
- * lets view_lift() discard the page: a page that turned out to be mapped may have been written to.
+ * From now on the page is an error: the touching thread gets SIGBUS, a system call EFAULT. It is noted before the thread
+ * is woken, which finds the reason in its handler and may lift the poison at once; and only where it was done:
+ * view_lift() discards the page, which must not have been written to.
  */
 static void poison(struct pager *p, int mm, struct view *v, uint64_t off)
 {
-	uint64_t page = off / page_bytes(), bit = (uint64_t)1 << page % 64;
+	uint64_t page = off / page_bytes();
 	unsigned char *at = v->base + page * page_bytes();
-	int r;
+	int r = uffd_poison(p->mms[mm].uffd, at, page_bytes());
 
-	if (mm == 0)
-		(void)__atomic_fetch_or(&v->poisoned[page / 64], bit, __ATOMIC_RELAXED);
-	do {
-		r = uffd_poison(p->mms[mm].uffd, at, page_bytes());
-	} while (r == -EINTR);
 	if (r == -EOPNOTSUPP && mm == 0) {
 		/* Before 6.6: a page of an empty file. This waits for mmap_lock, the only thing here that does. */
 		cleanup_close int fd = memfd_create("weightd-poison", MFD_CLOEXEC);
 
 		if (fd >= 0 && mmap(at, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd, 0) != MAP_FAILED)
 			r = 0;
-		(void)uffd_wake(p->mms[0].uffd, at, page_bytes());
-	} else if (r == -EAGAIN) {
-		(void)uffd_wake(p->mms[mm].uffd, at, page_bytes()); /* a fork in flight: it faults again */
 	}
-	if (mm == 0) {
-		if (r == 0)
-			(void)__atomic_fetch_or(&v->poison_sure[page / 64], bit, __ATOMIC_RELAXED);
-		else
-			(void)__atomic_fetch_and(&v->poisoned[page / 64], ~bit, __ATOMIC_RELAXED);
-	}
+	if (r == 0 && mm == 0)
+		(void)__atomic_fetch_or(&v->poisoned[page / 64], (uint64_t)1 << page % 64, __ATOMIC_RELEASE);
 	(void)__atomic_add_fetch(&v->stats.failed, 1, __ATOMIC_RELAXED);
 	(void)__atomic_add_fetch(&p->stats.failed, 1, __ATOMIC_RELAXED);
+	/* (EAGAIN, a fork in flight; EEXIST, it has been mapped meanwhile: the thread tries again.) */
+	(void)uffd_wake(p->mms[mm].uffd, at, page_bytes());
 }
 
 static void want(struct view *v, uint64_t first, uint64_t nr, uint64_t mark, size_t at)
@@ -528,13 +512,17 @@ static bool fault(struct pager *p, int mm, struct view *v, uint64_t off)
 		x->failed_ns = now_ns();
 	}
 	if (x->state == EXT_FAILED) {
-		if (x->code == FAULT_CHANGED || now_ns() - x->failed_ns < STALE_FAILURE_NS) {
+		bool room = x->code == FAULT_NO_MEMORY && p->freed_ns > x->failed_ns;
+
+		if (x->code == FAULT_CHANGED || (!room && now_ns() - x->failed_ns < STALE_FAILURE_NS)) {
 			x->flags |= mm ? 0 : X_POISON;
 			return true;
 		}
 		x->state = EXT_EMPTY;
 	}
 	x->flags |= X_TOUCHED;
+	if (!(x->flags & (X_OPEN | X_TAKING)))
+		ext_drop_done(x, X_DROP); /* a touch takes a drop back */
 	if (unit != SIZE_MAX) {
 		v->unit_used[unit] = 1;
 		first = v->units[unit].off / extent_bytes();
@@ -595,6 +583,7 @@ static void on_fault(struct pager *p, int mm, const struct uffd_msg_info *m)
 	if (v) {
 		off = m->address - (uintptr_t)v->base;
 		poisoned = fault(p, mm, v, off);
+		v->poisoning += poisoned;
 		if (mm && !poisoned && p->nr_child_opens == NR_CHILD_OPENS)
 			again = true;
 		v->busy++;
@@ -602,9 +591,13 @@ static void on_fault(struct pager *p, int mm, const struct uffd_msg_info *m)
 	pager_unlock(p, &saved);
 	if (!v)
 		return;
-	if (poisoned)
+	if (poisoned) {
 		poison(p, mm, v, off);
-	else if (again) /* no room to note it: it faults again */
+		pager_lock(p, &saved);
+		if (--v->poisoning == 0)
+			(void)pthread_cond_broadcast(&p->changed);
+		pager_unlock(p, &saved);
+	} else if (again) /* no room to note it: it faults again */
 		(void)uffd_wake(p->mms[mm].uffd, v->base + round_down(off, page_bytes()), page_bytes());
 	view_idle(v);
 }

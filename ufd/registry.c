@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * All views of the process, where a signal handler and the fork handler find them without a lock. A view is taken out
- * before it is unmapped; touching a view while it is closed is the program's error anyway.
+ * before it is freed, and that waits for those who are looking: any fault of the program looks at all views.
  */
 #include "ufd/internal.h"
+
+#include <sched.h>
 
 #define NR_SLOTS 21845u /* a view takes three VMAs at least, vm.max_map_count is 65530 */
 
 static struct view *_Atomic slots[NR_SLOTS];
 static atomic_uint used; /* highest slot ever used + 1 */
+static atomic_uint lookers;
 
 int registry_add(struct view *v)
 {
@@ -32,8 +35,25 @@ void registry_del(struct view *v)
 		struct view *it = v;
 
 		if (atomic_compare_exchange_strong(&slots[i], &it, NULL))
-			return;
+			break;
 	}
+	while (atomic_load(&lookers))
+		sched_yield();
+}
+
+void registry_look(void)
+{
+	(void)atomic_fetch_add(&lookers, 1);
+}
+
+void registry_unlook(void)
+{
+	(void)atomic_fetch_sub(&lookers, 1);
+}
+
+void registry_forked(void)
+{
+	atomic_store(&lookers, 0);
 }
 
 struct view *registry_at(unsigned int i)

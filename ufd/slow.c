@@ -19,7 +19,7 @@ static int64_t read_hooked(struct view *v, const struct segment *piece)
 	int64_t n = source_hook(s, v->arena.alias + piece->arena_off, piece->len, piece->file_off, direct);
 
 	if (direct && (n == -EINVAL || n == -EOPNOTSUPP)) {
-		atomic_store(&s->direct_refused, true);
+		source_direct_refused(s, (int)n);
 		n = source_hook(s, v->arena.alias + piece->arena_off, piece->len, piece->file_off, false);
 	}
 	return n;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "lib/base/log.h"
 #include "ufd/hooks.h"
 #include "ufd/page.h"
 
@@ -109,8 +110,10 @@ int source_open(const char *path, struct source **ret, struct wd_err *err)
 		s->direct_refused = st.stx_dio_offset_align == 0 || s->align > page_bytes();
 	}
 #endif
-	if (pager_hooks.no_direct)
-		s->direct_refused = true;
+	if (s->direct_refused || pager_hooks.no_direct) {
+		s->direct_refused = false;
+		source_direct_refused(s, -EINVAL);
+	}
 	if (s->id.size >= DIRECT_MIN_BYTES && !s->direct_refused) {
 		/* Through /proc, so that it is the same file whatever happens to the name; the name where there
 		 * is no /proc, if it is still the same file. */
@@ -130,10 +133,17 @@ int source_open(const char *path, struct source **ret, struct wd_err *err)
 			(void)close(s->direct_fd);
 			s->direct_fd = -1;
 		}
-		s->direct_refused = s->direct_fd < 0;
+		if (s->direct_fd < 0)
+			source_direct_refused(s, -EINVAL);
 	}
 	*ret = s;
 	return 0;
+}
+
+void source_direct_refused(struct source *s, int error)
+{
+	if (!atomic_exchange(&s->direct_refused, true) && s->id.size >= DIRECT_MIN_BYTES)
+		log_info("%s: direct reads are refused (%s), reading through the page cache", s->path, strerror(-error));
 }
 
 struct source *source_ref(struct source *s)

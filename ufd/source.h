@@ -48,6 +48,9 @@ bool source_id_equal(const struct source_id *a, const struct source_id *b);
 /* 0, or -ESTALE: size or mtime are not what they were. Sticky. May ask a network file system. */
 int source_check(struct source *s);
 
+/* Direct reads do not work here (`error`: how they were refused): never again, and one line in the log (info). */
+void source_direct_refused(struct source *s, int error);
+
 /*
  * Reads exactly `nbytes` from the buffered description. For headers and for wd_tensor_read(); takes the
  * inode's lock on some file systems, so never on the way of a fault.

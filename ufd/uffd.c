@@ -279,20 +279,20 @@ int uffd_copy(int fd, void *dst, const void *src, uint64_t len)
 	}
 }
 
+#define POISON_DONTWAKE 1 /* UFFDIO_POISON_MODE_DONTWAKE */
+
 int uffd_poison(int fd, void *addr, uint64_t len)
 {
-	struct uffdio_poison p = { .range = { (uintptr_t)addr, len } };
+	struct uffdio_poison p = { .range = { (uintptr_t)addr, len }, .mode = POISON_DONTWAKE };
 	int r;
 
 	if (pager_hooks.no_poison)
 		return -EOPNOTSUPP;
-	r = ioctl(fd, UFFDIO_POISON, &p) < 0 ? -errno : 0;
+	do {
+		r = ioctl(fd, UFFDIO_POISON, &p) < 0 ? -errno : 0;
+	} while (r == -EINTR);
 	/* A kernel before 6.6 does not know the number. */
-	if (r == -EINVAL || r == -ENOTTY)
-		return -EOPNOTSUPP;
-	if (r == -EEXIST)
-		(void)uffd_wake(fd, addr, len);
-	return r;
+	return r == -EINVAL || r == -ENOTTY ? -EOPNOTSUPP : r;
 }
 
 int uffd_writeprotect(int fd, void *addr, uint64_t len, bool on)

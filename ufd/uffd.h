@@ -51,7 +51,7 @@ enum uffd_probe uffd_probe(int fd, void *page);
 
 /* Puts a private page with this content there. -EEXIST: something is mapped. */
 int uffd_copy(int fd, void *dst, const void *src, uint64_t len);
-/* From now on a touch of this page is SIGBUS; wakes its waiters. -EOPNOTSUPP before 6.6. -EEXIST: mapped. */
+/* From now on a touch of this page is SIGBUS. Wakes nobody. -EOPNOTSUPP before 6.6. -EEXIST: mapped. */
 int uffd_poison(int fd, void *addr, uint64_t len);
 /* Write-protects (and unprotects, waking writers) what was registered with wp. */
 int uffd_writeprotect(int fd, void *addr, uint64_t len, bool on);
