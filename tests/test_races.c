@@ -116,7 +116,7 @@ START_TEST(test_no_wake_is_lost)
 	rig_open(&R, _i, &F, 256 * MiB, 0);
 	for (uintptr_t i = 0; i < LW_FOLLOWERS; i++)
 		ck_assert_int_eq(pthread_create(&t[i], NULL, lw_follower, (void *)i), 0);
-	for (end = now_ms() + soak_ms(2500); now_ms() < end; rounds++) {
+	for (end = now_ms() + soak_ms(1500); now_ms() < end; rounds++) {
 		uint64_t late;
 
 		rig_drop(&R);
@@ -177,7 +177,7 @@ START_TEST(test_touch_does_not_wait_for_a_slow_open)
 	toucher_start(&t[3], 4096 + 5, 9); /* a write */
 	for (int i = 1; i < 4; i++)
 		toucher_must_end(&t[i]);
-	ck_assert_uint_eq(wrong_words(b.base, &fb, 0, fb.size, 4096), 0); /* another view */
+	ck_assert_uint_eq(wrong_words(b.base, &fb, 0, fb.size, 131072), 0); /* another view, page by page */
 	(void)sem_post(&go);
 	ck_assert_uint_eq(R.base[4096 + 5], 9);
 	R.base[4096 + 5] = (unsigned char)(file_word(F.seed, 4096) >> 40);
@@ -357,7 +357,7 @@ START_TEST(test_storm_on_the_same_pages)
 	rig_open(&R, _i, &F, 256 * MiB, 3 * MiB);
 	for (uintptr_t i = 0; i < ARRAY_SIZE(t); i++)
 		ck_assert_int_eq(pthread_create(&t[i], NULL, storm_reader, (void *)i), 0);
-	for (end = now_ms() + soak_ms(_i == V_MMAP ? 500 : 2000); now_ms() < end; drops++) {
+	for (end = now_ms() + soak_ms(_i == V_MMAP ? 500 : 1200); now_ms() < end; drops++) {
 		struct pager_job *j = NULL;
 
 		switch (drops % 4) {
@@ -521,7 +521,8 @@ START_TEST(test_no_write_is_lost_by_dropping)
 	}
 	for (uintptr_t i = 0; i < WRITERS + 1; i++)
 		ck_assert_int_eq(pthread_create(&t[i], NULL, i < WRITERS ? writer : reader, (void *)i), 0);
-	for (end = now_ms() + soak_ms(2500); now_ms() < end; n++) {
+	for (end = now_ms() + soak_ms(2000); now_ms() < end; n++) {
+		(void)usleep(500); /* or nothing would ever be in memory */
 		switch (n % 4) {
 		case 0:
 			pager_observe_begin(R.pager);
@@ -548,8 +549,8 @@ START_TEST(test_no_write_is_lost_by_dropping)
 
 			lost += have != (shadow[id][page] ? shadow[id][page] : file_word(F.seed, off));
 		}
-	ck_assert_uint_gt(nr_writes, 100);
-	ck_assert_uint_gt(nr_reads, 100);
+	ck_assert_uint_gt(nr_writes, 50);
+	ck_assert_uint_gt(nr_reads, 50);
 	ck_assert_uint_eq(lost, 0);
 	ck_assert_uint_eq(nr_wrong, 0);
 	rig_close(&R);

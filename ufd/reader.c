@@ -339,6 +339,8 @@ static void fill_go(struct pager *p, struct fill *f)
 		}
 	}
 	if (!can_direct(f)) {
+		if (atomic_load(&v->source->direct_refused))
+			source_direct_refused(v->source, -EINVAL);
 		fill_slow(p, f);
 		return;
 	}

@@ -110,10 +110,8 @@ int source_open(const char *path, struct source **ret, struct wd_err *err)
 		s->direct_refused = st.stx_dio_offset_align == 0 || s->align > page_bytes();
 	}
 #endif
-	if (s->direct_refused || pager_hooks.no_direct) {
-		s->direct_refused = false;
-		source_direct_refused(s, -EINVAL);
-	}
+	if (pager_hooks.no_direct)
+		s->direct_refused = true;
 	if (s->id.size >= DIRECT_MIN_BYTES && !s->direct_refused) {
 		/* Through /proc, so that it is the same file whatever happens to the name; the name where there
 		 * is no /proc, if it is still the same file. */
@@ -133,8 +131,7 @@ int source_open(const char *path, struct source **ret, struct wd_err *err)
 			(void)close(s->direct_fd);
 			s->direct_fd = -1;
 		}
-		if (s->direct_fd < 0)
-			source_direct_refused(s, -EINVAL);
+		s->direct_refused = s->direct_fd < 0;
 	}
 	*ret = s;
 	return 0;
@@ -142,7 +139,8 @@ int source_open(const char *path, struct source **ret, struct wd_err *err)
 
 void source_direct_refused(struct source *s, int error)
 {
-	if (!atomic_exchange(&s->direct_refused, true) && s->id.size >= DIRECT_MIN_BYTES)
+	atomic_store(&s->direct_refused, true);
+	if (!atomic_exchange(&s->direct_told, true))
 		log_info("%s: direct reads are refused (%s), reading through the page cache", s->path, strerror(-error));
 }
 

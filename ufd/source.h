@@ -27,7 +27,8 @@ struct source {
 	int fd;            /* buffered description */
 	int direct_fd;     /* O_DIRECT description, or -1: small file, or refused at open */
 	uint32_t align;    /* of offset, length and memory of a direct read, bytes */
-	_Atomic bool direct_refused; /* a direct read was refused: never again for this source */
+	_Atomic bool direct_refused; /* direct reads do not work for this source */
+	_Atomic bool direct_told;    /* and the log has said so */
 	_Atomic bool changed;
 	struct source_id id;
 	char *path; /* as opened; for messages only */
@@ -48,7 +49,7 @@ bool source_id_equal(const struct source_id *a, const struct source_id *b);
 /* 0, or -ESTALE: size or mtime are not what they were. Sticky. May ask a network file system. */
 int source_check(struct source *s);
 
-/* Direct reads do not work here (`error`: how they were refused): never again, and one line in the log (info). */
+/* A read could not be direct (`error`: how it was refused): never again here, and one line in the log (info). */
 void source_direct_refused(struct source *s, int error);
 
 /*

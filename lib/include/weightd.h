@@ -76,7 +76,8 @@ WD_API const char *wd_error(void);
 #define WD_WAY_MMAP 4u     /* no userfaultfd: the files are mapped; dropping is advice to the kernel */
 
 #define WD_STRICT 1u            /* touching a model that the plan's current stage does not list is an error */
-#define WD_NO_SIGNAL_HANDLER 2u /* do not install the handler that prints why a touch failed */
+#define WD_NO_SIGNAL_HANDLER 2u /* do not install the handler that prints why a touch failed (with vm.overcommit_memory=2 it also
+				 * makes weights writable on the first write: without it they are read-only there) */
 
 struct wd_options {
 	size_t size;           /* sizeof(struct wd_options) */
@@ -91,7 +92,7 @@ struct wd_options {
  * needed) is installed once in a process, chains to the handler that was there before, and touches
  * nothing but faults inside of tensors.
  * Owner: the caller; wd_disconnect() ends it. Several may exist in a process.
- * Blocks: no I/O; starts two threads.
+ * Blocks: no I/O; starts three threads (all signals blocked in them).
  * Return: 0; -EINVAL bad option; -EOPNOTSUPP the way that was asked for does not exist here (the text
  *   says what is missing); -ENOMEM, -EMFILE.
  */
@@ -303,7 +304,8 @@ WD_API int wd_set_plan(struct wd *wd, const struct wd_plan *plan);
  *   names): then nothing has changed.
  */
 WD_API WD_MUST_USE int wd_stage_begin(struct wd *wd, const char *name);
-/* Ends it. Return: 0; -ESRCH none runs. */
+/* Ends it. With a plan nothing is dropped and nothing forbidden until the next beginning; without one, what the stage
+ * did not touch is dropped. Return: 0; -ESRCH none runs. */
 WD_API int wd_stage_end(struct wd *wd);
 /* The running stage's name, or NULL. Owner: the library, valid until the next stage mark. */
 WD_API const char *wd_stage_name(const struct wd *wd);
