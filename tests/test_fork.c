@@ -298,7 +298,7 @@ START_TEST(test_storm_of_forks)
 	write_marks();
 	for (uintptr_t i = 0; i < ARRAY_SIZE(t); i++)
 		ck_assert_int_eq(pthread_create(&t[i], NULL, i < 2 ? storm_reader : storm_dropper, (void *)i), 0);
-	for (uint64_t end = now_ms() + soak_ms(1200); now_ms() < end; nr++) {
+	for (uint64_t end = now_ms() + soak_ms(1200); now_ms() < end || nr <= 10; nr++) {
 		int r;
 		pid_t pid = fork();
 
@@ -362,7 +362,7 @@ START_TEST(test_storm_of_raw_clones)
 	write_marks();
 	ck_assert_int_eq(pthread_create(&t[0], NULL, storm_reader, NULL), 0);
 	ck_assert_int_eq(pthread_create(&t[1], NULL, storm_dropper, &gently), 0);
-	for (uint64_t end = now_ms() + soak_ms(1200); now_ms() < end; nr++) {
+	for (uint64_t end = now_ms() + soak_ms(1200); now_ms() < end || nr <= 10; nr++) {
 		int r;
 		pid_t pid = raw_clone();
 

@@ -6,6 +6,7 @@
 #include "tests/pager_util.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -70,68 +71,75 @@ static void toucher_must_end(struct toucher *t)
 
 /* ------------------------------------------------------------------ A: lost wakes */
 
-#define LW_FOLLOWERS 2
 #define LW_EXTENTS 8
 
-static _Atomic unsigned int lw_round, lw_opening, lw_passed;
+static pthread_barrier_t lw_barrier;
+static _Atomic unsigned int lw_opening, lw_passed;
+static _Atomic uint64_t lw_extent;
 
 static void lw_before_open(void)
 {
 	lw_opening++;
 }
 
+/* Touches the extent that the main thread is touching, just when it is about to be opened. It spins: one follower only,
+ * so that on two CPUs one is left for the pager. */
 static void *lw_follower(void *arg)
 {
-	uint64_t seed = 77 + (uint64_t)(uintptr_t)arg;
+	uint64_t seed = 77;
 
-	for (unsigned int round = 0; !stop; round++) {
-		while (lw_round == round && !stop)
+	(void)arg;
+	for (;;) {
+		uint64_t off = rnd(&seed) % 500 * 4096, spins = rnd(&seed) % 1000;
+		unsigned int before;
+
+		(void)pthread_barrier_wait(&lw_barrier);
+		if (stop)
+			return NULL;
+		off += lw_extent * extent();
+		before = lw_opening;
+		(void)pthread_barrier_wait(&lw_barrier);
+		for (unsigned int n = 0; lw_opening == before && n < 5000000; n++)
 			;
-		for (unsigned int i = 0; i < LW_EXTENTS && !stop; i++) {
-			uint64_t off = i * extent() + rnd(&seed) % 30 * 4096;
-			unsigned int before = lw_opening;
-
-			/* Just when the extent is about to be opened, a little earlier or later. */
-			for (unsigned int n = 0; lw_opening == before && n < 300000 && !stop; n++)
-				;
-			for (volatile uint64_t n = rnd(&seed) % 2000; n > 0; n--)
-				;
-			if (*(volatile uint64_t *)(R.base + off) != file_word(F.seed, off))
-				nr_wrong++;
-		}
+		for (volatile uint64_t n = spins; n > 0; n--)
+			;
+		if (*(volatile uint64_t *)(R.base + off) != file_word(F.seed, off))
+			nr_wrong++;
 		lw_passed++;
 	}
-	return NULL;
 }
 
 /* Bites on: uffd_open_range(), the WAKE after UNREGISTER (a thread that queues itself between the wake inside of
  * UNREGISTER and the lock of the VMA sleeps for ever). */
 START_TEST(test_no_wake_is_lost)
 {
-	pthread_t t[LW_FOLLOWERS];
-	uint64_t end, rounds = 0;
+	pthread_t t;
+	uint64_t rounds = 0;
 
 	pager_hooks.before_open = lw_before_open;
 	tfile_make(&F, "wakes", LW_EXTENTS * extent(), 1);
 	rig_open(&R, _i, &F, 256 * MiB, 0);
-	for (uintptr_t i = 0; i < LW_FOLLOWERS; i++)
-		ck_assert_int_eq(pthread_create(&t[i], NULL, lw_follower, (void *)i), 0);
-	for (end = now_ms() + soak_ms(1500); now_ms() < end; rounds++) {
-		uint64_t late;
-
+	ck_assert_int_eq(pthread_barrier_init(&lw_barrier, NULL, 2), 0);
+	ck_assert_int_eq(pthread_create(&t, NULL, lw_follower, NULL), 0);
+	for (uint64_t end = now_ms() + soak_ms(1500); now_ms() < end;) {
 		rig_drop(&R);
-		lw_passed = 0;
-		lw_round++;
-		for (unsigned int i = 0; i < LW_EXTENTS; i++)
+		for (uint64_t i = 0; i < LW_EXTENTS; i++, rounds++) {
+			uint64_t late = now_ms() + 10000;
+
+			lw_extent = i;
+			lw_passed = 0;
+			(void)pthread_barrier_wait(&lw_barrier);
+			(void)pthread_barrier_wait(&lw_barrier);
 			if (*(volatile uint64_t *)(R.base + i * extent()) != file_word(F.seed, i * extent()))
 				nr_wrong++;
-		for (late = now_ms() + 10000; lw_passed < LW_FOLLOWERS && now_ms() < late;)
-			;
-		ck_assert_msg(lw_passed == LW_FOLLOWERS, "round %llu: a touch sleeps for ever", (unsigned long long)rounds);
+			while (!lw_passed && now_ms() < late)
+				(void)sched_yield();
+			ck_assert_msg(lw_passed, "round %llu: a touch sleeps for ever", (unsigned long long)rounds);
+		}
 	}
 	stop = true;
-	for (int i = 0; i < LW_FOLLOWERS; i++)
-		(void)pthread_join(t[i], NULL);
+	(void)pthread_barrier_wait(&lw_barrier);
+	(void)pthread_join(t, NULL);
 	ck_assert_uint_eq(nr_wrong, 0);
 	rig_close(&R);
 }

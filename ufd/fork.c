@@ -105,19 +105,17 @@ static void replace_view(struct view *v, int pagemap_fd)
 	v->arena.alias = NULL; /* DONTFORK: not there */
 	v->source_map = NULL;
 	v->busy = v->poisoning = 0; /* of threads that are not here */
-	if (v->forbidden || pagemap_fd < 0 || source_check(v->source) < 0) {
-		/* Strict mode goes on; or we cannot tell what was written, or the file's bytes are others now: an error at the
-		 * touch, never wrong bytes. */
-		v->broken = !v->forbidden;
+	if (pagemap_fd < 0 || source_check(v->source) < 0)
+		v->broken = true; /* we cannot tell what was written, or the file's bytes are others now */
+	else if (pagemap_scan(pagemap_fd, v->base, v->bytes, kept_run, &r) == 0)
+		put_file(&r, r.pos, v->bytes);
+	if (r.error)
+		v->broken = true;
+	/* An error at the touch, never wrong bytes; strict mode goes on. */
+	if (v->broken || v->forbidden)
 		(void)mprotect(v->base, v->bytes, PROT_NONE);
-	} else {
-		if (pagemap_scan(pagemap_fd, v->base, v->bytes, kept_run, &r) == 0)
-			put_file(&r, r.pos, v->bytes);
-		if (r.error) {
-			v->broken = true;
-			(void)mprotect(v->base, v->bytes, PROT_NONE);
-		}
-	}
+	/* The arena would stay in memory as long as this child. (Where it keeps written pages it does: they are mapped there.) */
+	arena_close(&v->arena);
 	/* Last: while the sentinel is there the parent holds this child for one that still has the view. */
 	(void)mmap(view_sentinel(v), page_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
 }
@@ -136,6 +134,11 @@ bool window_begin(void)
 void window_end(void)
 {
 	(void)atomic_fetch_sub(&windows, 1);
+}
+
+bool fork_under_way(void)
+{
+	return atomic_load(&forking) != 0;
 }
 
 static void prepare(void)
@@ -174,8 +177,12 @@ static void in_child(void)
 				(void)close(ring_fd(p->ring));
 			p->ring = NULL; /* its memory is not mapped here */
 		}
-		if (p->pagemap_fd >= 0)
-			(void)close(TAKE_FD(p->pagemap_fd));
+		int *fds[] = { &p->pagemap_fd, &p->wake_fd, &p->reserve_fd };
+
+		for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+			if (*fds[i] >= 0)
+				(void)close(TAKE_FD(*fds[i]));
+		arena_fs_done(&p->fs);
 	}
 	for (unsigned int i = 0; i < registry_max(); i++) {
 		struct view *v = registry_at(i);

@@ -148,6 +148,7 @@ struct pager_job {
 };
 
 enum { LRU_ARMED, LRU_OPEN, NR_LRU };
+enum { EVICT_GENTLE = 1, EVICT_ANY = 2 };
 
 struct pager {
 	unsigned int nr_refs;
@@ -180,7 +181,7 @@ struct pager {
 	size_t nr_drops;           /* extents with X_DROP or X_CLEAR */
 	uint64_t evict_need;       /* bytes that the reader waits for */
 	bool evict_any;            /* a thread waits: second chance too, not only what no stage needs */
-	bool evict_failed;         /* the last round found nothing */
+	unsigned int evict_failed; /* rounds that found nothing: EVICT_* */
 	bool stop;
 
 	struct child_open child_opens[NR_CHILD_OPENS];
@@ -282,6 +283,7 @@ void fork_register(struct pager *p);
 void fork_unregister(struct pager *p);
 bool window_begin(void); /* false: a fork is under way, not now */
 void window_end(void);
+bool fork_under_way(void);
 
 /* All views of the process, for handlers: no lock. */
 int registry_add(struct view *v);

@@ -110,7 +110,8 @@ static bool job_step(struct pager *p, struct pager_job *j)
 		}
 		if (list_empty(&x->queue))
 			x->flags &= ~X_WANT;
-		if (p->evict_failed && p->resident + ext_len(x) > __atomic_load_n(&p->budget, __ATOMIC_RELAXED))
+		if (p->evict_failed & (j->gentle ? EVICT_GENTLE | EVICT_ANY : EVICT_ANY) &&
+		    p->resident + ext_len(x) > __atomic_load_n(&p->budget, __ATOMIC_RELAXED))
 			job_end(j, -ENOSPC);
 		break;
 	}

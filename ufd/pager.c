@@ -1114,7 +1114,7 @@ void view_allow(struct view *v)
 	while (v->poisoning && !v->pager->forked)
 		(void)pthread_cond_wait(&v->pager->changed, &v->pager->lock);
 	pager_unlock(v->pager, &saved);
-	if (!was)
+	if (!was || v->broken)
 		return;
 	if (plain(v))
 		(void)mprotect(v->base, v->bytes, PROT_READ | PROT_WRITE);
@@ -1247,7 +1247,7 @@ static bool fault_retry(const void *address)
 	struct view *v = registry_find(address);
 	uint64_t off;
 
-	if (!v || !v->read_only || v->forbidden)
+	if (!v || !v->read_only || v->forbidden || v->broken)
 		return false;
 	off = ((uintptr_t)address - (uintptr_t)v->base) / page_bytes();
 	if (v->poisoned[off / 64] >> off % 64 & 1)

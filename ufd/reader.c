@@ -103,7 +103,7 @@ bool fill_start(struct pager *p, struct extent *x, enum urgency urgency)
 
 	if (p->nr_fills == NR_FILLS || (!demand && p->nr_fills_ahead >= NR_FILLS_AHEAD))
 		return false;
-	if (p->resident + len > budget && !(demand && p->evict_failed)) {
+	if (p->resident + len > budget && !(demand && p->evict_failed & EVICT_ANY)) {
 		p->evict_need = MAX(p->evict_need, len);
 		p->evict_any |= urgency != FILL_GENTLE;
 		(void)pthread_cond_signal(&p->work);
@@ -368,12 +368,12 @@ static bool pump(struct pager *p)
 	for (int i = 0; i < NR_FILLS; i++)
 		was_used[i] = p->fills[i].used;
 	while ((x = queue_first(&p->demand)) && fill_start(p, x, FILL_DEMAND))
-		p->evict_failed = false; /* one may stand above the budget each time: it must go on */
+		p->evict_failed = 0; /* one may stand above the budget each time: it must go on */
 	if (!x) {
 		while (ahead < AHEAD_A_ROUND && (x = queue_first(&p->ahead)) && fill_start(p, x, FILL_AHEAD))
 			ahead++;
 		/* Nothing could be dropped for them: they were not asked for, so they go without. */
-		if (x && p->evict_failed) {
+		if (x && p->evict_failed & EVICT_ANY) {
 			while ((x = queue_first(&p->ahead))) {
 				x->flags &= ~X_WANT;
 				ext_queue(x, NULL);
@@ -381,7 +381,7 @@ static bool pump(struct pager *p)
 		}
 		while (ahead < AHEAD_A_ROUND && job_pump(p))
 			ahead++;
-		p->evict_failed = false;
+		p->evict_failed = 0;
 	}
 	for (int i = 0; i < NR_FILLS; i++)
 		if (p->fills[i].used && !was_used[i])
@@ -547,7 +547,7 @@ static bool fault(struct pager *p, int mm, struct view *v, uint64_t off)
 		}
 		return false;
 	} else {
-		x->flags |= X_WANT; /* and it is woken when it has been read */
+		x->flags |= X_WAIT; /* it is woken when it has been read; to open it here, too, does no harm */
 	}
 	if (x->state == EXT_READING && !(x->flags & X_DEMAND)) {
 		x->flags |= X_DEMAND; /* somebody waits now: past what is only read ahead */
@@ -560,10 +560,7 @@ static bool fault(struct pager *p, int mm, struct view *v, uint64_t off)
 			}
 		}
 	}
-	if (mm && x->state == EXT_EMPTY)
-		ext_queue(x, &p->demand);
-	else
-		ext_settle(x);
+	ext_settle(x);
 	/* Room for what is read beside it must not push out what was just read: a quarter of the budget. */
 	most = budget / extent_bytes() / 4;
 	run = policy_read(&v->streams, at, first, last, most);

@@ -10,6 +10,10 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* 5.14 */
+#endif
+
 
 static int64_t read_hooked(struct view *v, const struct segment *piece)
 {
@@ -32,8 +36,11 @@ static int64_t read_mapped(struct view *v, const struct segment *piece)
 	unsigned char *from = v->source_map + begin;
 	ssize_t n;
 
-	/* Whole at once: a fault by itself would read 128 KiB at a time. */
+	/* Whole at once: a fault by itself would read 128 KiB at a time. And before the write, which holds the arena's inode
+	 * lock: the reader allocates memory there, and must not wait for this disk. */
 	(void)madvise(from, len, MADV_WILLNEED);
+	if (madvise(from, len, MADV_POPULATE_READ) < 0 && errno != EINVAL)
+		return -EFAULT;
 	n = pwrite(v->arena.fd, v->source_map + piece->file_off, piece->len, (off_t)piece->arena_off);
 	if (n < 0)
 		n = -errno;

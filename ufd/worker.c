@@ -268,18 +268,25 @@ static int arm_everywhere(struct pager *p, const struct run *r)
 	return 0;
 }
 
-/* True when no fork is in flight that could have copied the view while it was open: fork copies the VMAs, the event is
- * queued only afterwards, and until it has been read CONTINUE answers EAGAIN. */
-static bool forks_quiet(struct pager *p, const struct run *r, uint64_t until)
+/*
+ * Arms the run everywhere, children in flight too. A fork copies the VMAs, its event is queued only afterwards, and until
+ * that has been read CONTINUE answers EAGAIN. So: every address space that is known is armed, none is forking, and no
+ * event was taken in meanwhile (fork_seq, read before the first REGISTER: a child that was copied before it and came into
+ * the table after it would be armed by nobody).
+ */
+static bool arm_and_probe(struct pager *p, const struct run *r, uint64_t until)
 {
-	if (!p->caps.event_fork)
-		return true; /* children are known by their fork handler alone; it replaces the view before they touch it */
 	for (;;) {
 		unsigned int seq = atomic_load(&p->fork_seq);
 		bool quiet = !(seq & 1);
-		int nr = p->nr_mms;
 
-		for (int i = 0; quiet && i < nr; i++) {
+		if (arm_everywhere(p, r) < 0)
+			return false;
+		if (pager_hooks.after_arm)
+			pager_hooks.after_arm();
+		if (!p->caps.event_fork)
+			return true; /* children are known by their fork handler alone; it replaces the view before they touch it */
+		for (int i = 0; quiet && i < p->nr_mms; i++) {
 			if (i && !child_has_view(p, i, r->view))
 				continue;
 			quiet = uffd_probe(p->mms[i].uffd, view_sentinel(r->view)) != PROBE_FORKING;
@@ -288,10 +295,7 @@ static bool forks_quiet(struct pager *p, const struct run *r, uint64_t until)
 			return true;
 		if (now_ns() > until)
 			return false;
-		sched_yield();
-		/* The reader takes the event in; then the child must be armed, too. */
-		if (arm_everywhere(p, r) < 0)
-			return false;
+		sched_yield(); /* the reader takes the event in */
 	}
 }
 
@@ -328,10 +332,7 @@ static void take_back(struct pager *p, sigset_t *saved)
 	}
 	pager_unlock(p, saved);
 
-	done = arm_everywhere(p, &r) == 0;
-	if (pager_hooks.after_arm)
-		pager_hooks.after_arm();
-	done = done && forks_quiet(p, &r, now + PROBE_DEADLINE_NS);
+	done = arm_and_probe(p, &r, now + PROBE_DEADLINE_NS);
 	if (done && pager_hooks.before_punch)
 		pager_hooks.before_punch();
 	done = done && arena_punch(&v->arena, run_off(&r), run_len(&r)) == 0;
@@ -352,6 +353,8 @@ static void take_back(struct pager *p, sigset_t *saved)
 			ext_unreserve(x);
 		} else if (now > x->drop_ns) {
 			ext_drop_done(x, X_DROP); /* given up; it stays READY */
+			p->evict_failed |= EVICT_ANY; /* whoever waits for this room must not wait for ever */
+			pager_wake_reader(p);
 		}
 		ext_settle(x);
 	}
@@ -518,6 +521,8 @@ static void clear_taken(struct pager *p, struct run *r, bool arm, sigset_t *save
 	}
 	pager_unlock(p, saved);
 	e = clear_run(p, r, arm);
+	if (arm && e < 0) /* it cannot be seen whether it is used, but it can be dropped */
+		e = uffd_register(p->mms[0].uffd, run_at(r), run_len(r), false);
 	/* What had been armed and stays so: a run is of one kind only if it was; arm the others again. */
 	for (size_t i = 0; !arm && i < r->nr; i++)
 		if (!was_open[i] && e != -EOPNOTSUPP)
@@ -569,15 +574,14 @@ static void clear_queued(struct pager *p, sigset_t *saved)
 /* Moves the oldest open extents to the armed list: those that are touched come back, the others are next to go. */
 static void arm_oldest(struct pager *p, int class, uint64_t target, sigset_t *saved)
 {
-	while (p->nr_lru[class][LRU_ARMED] < target && !list_empty(&p->lru[class][LRU_OPEN]) && !p->stop &&
-	       list_empty(&p->open)) {
+	/* (Bounded: what cannot be armed goes to the end of the list and would come round again.) */
+	for (size_t left = p->nr_lru[class][LRU_OPEN]; left && p->nr_lru[class][LRU_ARMED] < target;) {
 		struct extent *x = container_of(p->lru[class][LRU_OPEN].next, struct extent, lru);
 		struct run r = { x->view, ext_index(x), 0 };
 
-		if (!window_begin())
+		if (list_empty(&p->lru[class][LRU_OPEN]) || !list_empty(&p->open) || p->stop || !window_begin())
 			return;
-
-		while (r.nr < RUN_MAX && r.first + r.nr < r.view->nr_ext && x->view && x->state == EXT_READY &&
+		while (r.nr < MIN(left, (size_t)RUN_MAX) && r.first + r.nr < r.view->nr_ext && x->view && x->state == EXT_READY &&
 		       (x->flags & X_OPEN) && !list_empty(&x->lru) && x->inflight == 0) {
 			ext_lru(x, -1, false);
 			r.nr++;
@@ -586,8 +590,10 @@ static void arm_oldest(struct pager *p, int class, uint64_t target, sigset_t *sa
 		if (!r.nr) { /* the reader is at it: to the end of the list */
 			window_end();
 			ext_lru(x, LRU_OPEN, false);
-			return;
+			left--;
+			continue;
 		}
+		left -= r.nr;
 		r.view->busy++;
 		clear_taken(p, &r, true, saved);
 		idle(r.view);
@@ -601,6 +607,9 @@ static uint64_t evict_from(struct pager *p, int class, int list, uint64_t bytes,
 	while (got < bytes && !list_empty(&p->lru[class][list])) {
 		struct extent *x = container_of(p->lru[class][list].next, struct extent, lru);
 
+		ext_lru(x, -1, false);
+		if (x->view->dying || x->flags & X_DROP)
+			continue;
 		got += ext_len(x);
 		x->drop_ns = now + PROBE_DEADLINE_NS;
 		x->flags |= X_DROP;
@@ -637,13 +646,20 @@ static void evict(struct pager *p, sigset_t *saved)
 			arm_oldest(p, VIEW_NORMAL, policy_armed_target(nr, 0), saved);
 		}
 	}
-	if (!got && want && !list_empty(&p->open)) {
-		p->evict_need = MAX(p->evict_need, need); /* a thread waits for an opening: that first, then once more */
-		p->evict_any |= any;
-		return;
+	if (!got && want && p->way != WAY_USER) {
+		/* Nothing yet; is there something that may change it? Then it is no failure. */
+		if (!list_empty(&p->open) || fork_under_way()) {
+			p->evict_need = MAX(p->evict_need, need);
+			p->evict_any |= any;
+			if (list_empty(&p->open))
+				breathe(p, saved);
+			return;
+		}
+		if (p->nr_fills)
+			return; /* what is being read can go when it has come: the reader asks again then */
 	}
-	if (!got)
-		p->evict_failed = true;
+	if (!got && want)
+		p->evict_failed |= any ? EVICT_ANY : EVICT_GENTLE;
 	pager_wake_reader(p);
 }
 
