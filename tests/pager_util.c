@@ -45,6 +45,7 @@ struct pager *pager_of(int variant, uint64_t budget_bytes)
 	struct wd_err err = { "" };
 	int r = pager_try(variant, budget_bytes, &p, &err);
 
+	catch_signals();
 	ck_assert_msg(r == 0, "pager_new(%s): %d: %s", names[variant], r, err.text);
 	return p;
 }
@@ -412,8 +413,17 @@ static void on_signal(int sig, siginfo_t *info, void *context)
 	(void)context;
 	if (pager_fault_retry(info->si_addr))
 		return;
-	if (!jump_set) {
-		(void)signal(sig, SIG_DFL); /* nobody expected it: the test crashes here */
+	if (!jump_set) { /* nobody expected it: say what is known, and crash at the second try */
+		struct fault_reason why;
+		char text[160];
+
+		if (pager_fault_reason(info->si_addr, &why)) {
+			int n = snprintf(text, sizeof(text), "signal %d: offset %" PRIu64 ", code %d, error %d\n", sig, why.off,
+					 (int)why.code, why.error);
+
+			(void)!write(STDERR_FILENO, text, (size_t)n);
+		}
+		(void)signal(sig, SIG_DFL);
 		return;
 	}
 	last_caught = (struct caught){ sig, info->si_code, info->si_addr };
@@ -532,6 +542,30 @@ uint64_t arena_bytes(void)
 	}
 	(void)closedir(d);
 	return sum;
+}
+
+#define FILLER_BYTES (1024 * MiB)
+static unsigned char *filler;
+
+void use_up_maps(unsigned int leave)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), i;
+
+	filler = mmap(NULL, FILLER_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	ck_assert_ptr_ne(filler, MAP_FAILED);
+	for (i = 0; i < FILLER_BYTES; i += 2 * page)
+		if (mprotect(filler + i, page, PROT_READ) < 0)
+			break;
+	ck_assert_msg(i < FILLER_BYTES, "the limit on maps was not reached");
+	for (; leave >= 2; leave -= 2) { /* two of them go with each piece that is made whole again */
+		i -= 2 * page;
+		(void)mprotect(filler + i, page, PROT_NONE);
+	}
+}
+
+void give_back_maps(void)
+{
+	ck_assert_int_eq(munmap(filler, FILLER_BYTES), 0);
 }
 
 uint64_t proc_kib(const char *file, const char *key)

@@ -116,6 +116,9 @@ unsigned int count_threads(void);
 unsigned int count_vmas(const void *from, const void *to);
 /* Blocks of all tmpfs and memfd files that this process has open: what arenas really hold. */
 uint64_t arena_bytes(void);
+/* Takes all maps that this process may have (vm.max_map_count) but `leave`. */
+void use_up_maps(unsigned int leave);
+void give_back_maps(void);
 uint64_t proc_kib(const char *file, const char *key); /* "/proc/meminfo", "MemFree:"; UINT64_MAX: not there */
 uint64_t cpu_ms(void);
 

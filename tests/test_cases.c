@@ -534,7 +534,7 @@ static void g06(int way)
 	wd_disconnect(wd);
 }
 
-/* Bites on: MAP_NORESERVE on views, aliases and the extents' table; a tensor larger than the budget comes in pieces. */
+/* Bites on: a tensor larger than a window comes in pieces; mappings that nobody is charged for. */
 START_TEST(test_g06_larger_than_memory)
 {
 	g06(_i);
@@ -1198,7 +1198,7 @@ static void *evictor(void *arg)
 	return NULL;
 }
 
-/* Bites on: the WAKE after each UNREGISTER, faults parked while an extent is taken back, the state of an extent.
+/* Bites on: faults parked while an extent is taken back (X_TAKING). (Lost wakes need more: test_races.c.)
  * A thread whose touches stop for long is a lost wake; long enough for a machine that is busy. */
 START_TEST(test_g36_races_on_the_same_pages)
 {

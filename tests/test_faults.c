@@ -32,6 +32,7 @@ static int64_t hook_bad(struct source *s, void *buf, size_t nbytes, uint64_t off
 	(void)direct;
 	if (offset < bad.to && offset + nbytes > bad.from) {
 		bad.calls++;
+		(void)hook_pread(s, buf, nbytes / 2, offset); /* an error after half of it */
 		return bad.error;
 	}
 	return hook_pread(s, buf, nbytes, offset);
@@ -96,6 +97,7 @@ START_TEST(test_failed_read_is_a_signal_with_a_reason)
 	for (uint64_t end = now_ms() + 5000; pager_stats(R.pager, &st), st.failed == 0 && now_ms() < end;)
 		(void)sched_yield(); /* counted a moment later */
 	ck_assert_uint_ge(st.failed, 1);
+	ck_assert_uint_le(arena_bytes(), resident(R.pager) + 64 * KiB); /* nothing half read stays */
 	/* All others are as they should be. */
 	ck_assert_uint_eq(wrong_words(R.base, &F, 0, 2 * e, 8), 0);
 	ck_assert_uint_eq(wrong_words(R.base + 3 * e, &F, 3 * e, 2 * e, 8), 0);

@@ -252,6 +252,20 @@ static void *storm_reader(void *arg)
 	return NULL;
 }
 
+static void *plain_reader(void *arg)
+{
+	uint64_t seed = 3 + (uint64_t)(uintptr_t)arg;
+
+	while (!stop) {
+		uint64_t off = rnd(&seed) % (R.size / 4096) * 4096 + 512;
+
+		if (*(volatile uint64_t *)(R.base + off) != file_word(F.seed, off))
+			nr_wrong++;
+		nr_reads++;
+	}
+	return arg;
+}
+
 static char gently; /* as an argument: leaves children that are served page by page the time to get on */
 
 static void *storm_dropper(void *arg)
@@ -749,6 +763,47 @@ START_TEST(test_views_open_while_others_fork)
 }
 END_TEST
 
+/* At the limit of maps extents are opened page by page, and CONTINUE is refused while a fork is in flight, which takes long
+ * with that many maps. Touches get through; a child reads the right bytes, or gets a signal where it has no map left.
+ * Bites on: a waiter whose CONTINUE got EAGAIN stays a waiter. */
+START_TEST(test_forks_at_the_limit_of_maps)
+{
+	pthread_t t[2];
+
+	tfile_make(&F, "limits", 6 * extent(), 81);
+	rig_open(&R, _i, &F, 256 * MiB, 0);
+	rig_check(&R);
+	for (uintptr_t i = 0; i < ARRAY_SIZE(t); i++)
+		ck_assert_int_eq(pthread_create(&t[i], NULL, plain_reader, (void *)i), 0);
+	use_up_maps(0);
+	for (uint64_t end = now_ms() + soak_ms(1500); now_ms() < end;) {
+		uint64_t before = nr_reads, late;
+		pid_t pid;
+		int r;
+
+		(void)view_drop(R.view);
+		pid = _i == V_TMPFS || _i == V_MEMFD ? raw_clone() : fork();
+		if (pid == 0) {
+			limit_child(20);
+			syscall(SYS_exit_group, wrong_in_child(512 * 1024));
+		}
+		ck_assert_int_gt(pid, 0);
+		for (late = now_ms() + 10000; nr_reads < before + 4 && now_ms() < late;)
+			(void)usleep(200);
+		ck_assert_msg(nr_reads >= before + 4, "no touch gets through");
+		r = child_result(pid);
+		ck_assert_msg(r == 0 || r == 1000 + SIGBUS || r == 1000 + SIGSEGV, "a child: %d", r);
+	}
+	give_back_maps();
+	stop = true;
+	for (unsigned int i = 0; i < ARRAY_SIZE(t); i++)
+		(void)pthread_join(t[i], NULL);
+	ck_assert_uint_eq(nr_wrong, 0);
+	rig_check(&R);
+	rig_close(&R);
+}
+END_TEST
+
 /* vfork(2) and posix_spawn(3) share the parent's memory: nothing to do, nothing to break. */
 START_TEST(test_spawn_needs_nothing)
 {
@@ -847,6 +902,7 @@ int main(void)
 	tc = new_case(s, "storms", 60 + soak);
 	add_variants(tc, test_storm_of_forks, ALL_VARIANTS);
 	add_variants(tc, test_views_open_while_others_fork, ALL_VARIANTS);
+	add_variants(tc, test_forks_at_the_limit_of_maps, PAGED);
 
 	tc = new_case(s, "raw", 60 + soak);
 	if (caps.event_fork == 0) {

@@ -177,7 +177,7 @@ static void in_child(void)
 				(void)close(ring_fd(p->ring));
 			p->ring = NULL; /* its memory is not mapped here */
 		}
-		int *fds[] = { &p->pagemap_fd, &p->wake_fd, &p->reserve_fd };
+		int *fds[] = { &p->pagemap_fd, &p->wake_fd, &p->empty_fd, &p->reserve_fd };
 
 		for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
 			if (*fds[i] >= 0)
@@ -202,6 +202,7 @@ static void in_child(void)
 
 		p->forked = true;
 		(void)pthread_mutex_init(&p->lock, NULL);
+		(void)pthread_mutex_init(&p->lift, NULL);
 		(void)pthread_cond_init(&p->changed, NULL); /* (destroying one that others wait at would wait for them) */
 		(void)pthread_cond_init(&p->work, NULL);
 		(void)pthread_cond_init(&p->slow_work, NULL);

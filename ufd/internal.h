@@ -159,6 +159,7 @@ struct pager {
 
 	pthread_mutex_t lock; /* short; no allocation, no system call that can fault, no UFFDIO under it */
 	pthread_cond_t changed; /* drops ended, a view became idle */
+	pthread_mutex_t lift;   /* around view_lift(): before the lock */
 	struct view **views;  /* sorted by base */
 	size_t nr_views;
 	uint64_t view_changes; /* counts additions and removals */
@@ -196,7 +197,7 @@ struct pager {
 
 	/* the reader */
 	pthread_t reader, worker, slow_thread;
-	int epoll_fd, wake_fd;
+	int epoll_fd, wake_fd, empty_fd; /* empty_fd: a file without a byte, the poison of kernels before 6.6 */
 	struct ring *ring; /* NULL: not allowed here */
 	struct fill fills[NR_FILLS];
 	unsigned int nr_fills, nr_fills_ahead;
@@ -242,6 +243,17 @@ uint64_t now_ns(void);
 /* Locking: signals are blocked meanwhile, since a handler may touch a weight, and the pager needs the lock to serve it. */
 void pager_lock(struct pager *p, sigset_t *saved);
 void pager_unlock(struct pager *p, const sigset_t *saved);
+/* The same in the pager's own threads, where they are blocked anyway. */
+static inline void own_lock(struct pager *p)
+{
+	(void)pthread_mutex_lock(&p->lock);
+}
+
+static inline void own_unlock(struct pager *p)
+{
+	(void)pthread_mutex_unlock(&p->lock);
+}
+
 void pager_wake_reader(struct pager *p);
 
 /* pager.c; the lock is held */

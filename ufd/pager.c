@@ -239,7 +239,7 @@ int pager_set_budget(struct pager *p, uint64_t budget_bytes)
 	sigset_t saved;
 	struct room room = { .total_bytes = UINT64_MAX / 4 };
 
-	if (p->way == WAY_MMAP)
+	if (pager_way(p) == WAY_MMAP)
 		return -EOPNOTSUPP;
 	(void)room_get("/proc", "/sys/fs/cgroup", &room);
 	pager_lock(p, &saved);
@@ -293,9 +293,11 @@ static int threads_start(struct pager *p)
 				goto out;
 		}
 	}
+	own_lock(p);
 	p->stop = true;
 	(void)pthread_cond_broadcast(&p->work);
 	(void)pthread_cond_broadcast(&p->slow_work);
+	own_unlock(p);
 	if (p->worker)
 		(void)pthread_join(p->worker, NULL);
 	if (p->slow_thread)
@@ -311,12 +313,13 @@ static void pager_free(struct pager *p)
 		if (p->mms[i].uffd >= 0)
 			(void)close(p->mms[i].uffd);
 	(void)ring_free(p->ring);
-	int *fds[] = { &p->epoll_fd, &p->wake_fd, &p->reserve_fd, &p->pagemap_fd };
+	int *fds[] = { &p->epoll_fd, &p->wake_fd, &p->empty_fd, &p->reserve_fd, &p->pagemap_fd };
 	for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
 		if (*fds[i] >= 0)
 			(void)close(*fds[i]);
 	arena_fs_done(&p->fs);
 	(void)pthread_mutex_destroy(&p->lock);
+	(void)pthread_mutex_destroy(&p->lift);
 	(void)pthread_cond_destroy(&p->work);
 	(void)pthread_cond_destroy(&p->changed);
 	(void)pthread_cond_destroy(&p->slow_work);
@@ -343,7 +346,9 @@ static int pager_setup(struct pager *p, struct wd_err *err)
 	p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	p->reserve_fd = eventfd(0, EFD_CLOEXEC);
 	p->pagemap_fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	if (p->epoll_fd < 0 || p->wake_fd < 0 || p->reserve_fd < 0)
+	if (!p->caps.poison)
+		p->empty_fd = memfd_create("weightd-poison", MFD_CLOEXEC);
+	if (p->epoll_fd < 0 || p->wake_fd < 0 || p->reserve_fd < 0 || (!p->caps.poison && p->empty_fd < 0))
 		return err_set(err, -errno, "cannot start a pager: %s", strerror(errno));
 	if (ring_new(RING_DEPTH, &p->ring) < 0)
 		p->ring = NULL;
@@ -386,7 +391,7 @@ int pager_new(const struct pager_config *config, struct pager **ret, struct wd_e
 	p->nr_refs = 1;
 	p->way = config->way;
 	p->budget_set = config->budget_bytes;
-	p->epoll_fd = p->wake_fd = p->reserve_fd = p->pagemap_fd = p->fs.mount_fd = -1;
+	p->epoll_fd = p->wake_fd = p->empty_fd = p->reserve_fd = p->pagemap_fd = p->fs.mount_fd = -1;
 	for (int i = 0; i < NR_MMS; i++)
 		p->mms[i].uffd = -1;
 	struct list *lists[] = { &p->demand, &p->ahead, &p->open, &p->drop, &p->clear, &p->jobs, &p->slow, &p->slow_done, &p->node };
@@ -396,6 +401,7 @@ int pager_new(const struct pager_config *config, struct pager **ret, struct wd_e
 		for (int j = 0; j < NR_LRU; j++)
 			list_init(&p->lru[i][j]);
 	(void)pthread_mutex_init(&p->lock, NULL);
+	(void)pthread_mutex_init(&p->lift, NULL);
 	(void)pthread_condattr_init(&attr);
 	(void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	(void)pthread_cond_init(&p->work, &attr);
@@ -891,7 +897,7 @@ int pager_sync(struct pager *p, int timeout_ms)
 	sigset_t saved;
 	int r = 0;
 
-	if (p->way == WAY_MMAP || p->forked)
+	if (pager_way(p) == WAY_MMAP)
 		return 0;
 	deadline(&until, MAX(timeout_ms, 0));
 	pager_lock(p, &saved);
@@ -970,7 +976,7 @@ void pager_observe_begin(struct pager *p)
 {
 	sigset_t saved;
 
-	if (p->way == WAY_MMAP || p->forked)
+	if (pager_way(p) == WAY_MMAP)
 		return;
 	pager_lock(p, &saved);
 	for (size_t i = 0; i < p->nr_views; i++) {
@@ -1031,7 +1037,7 @@ void pager_observe_drop(struct pager *p)
 	struct view *v;
 	sigset_t saved;
 
-	if (p->way == WAY_MMAP || p->forked || p->pagemap_fd < 0)
+	if (pager_way(p) == WAY_MMAP || p->pagemap_fd < 0)
 		return; /* nothing can be seen: nothing is dropped */
 	for (size_t i = 0; (v = view_hold(p, i)); i = view_let_go(v)) {
 		cleanup_free uint32_t *file = calloc(v->nr_ext, sizeof(*file)), *written = calloc(v->nr_ext, sizeof(*written));
@@ -1075,7 +1081,13 @@ void view_forbid(struct view *v, const char *stage)
 void view_lift(struct view *v, size_t first, size_t nr)
 {
 	uint64_t page = page_bytes(), per = extent_bytes() / page;
+	sigset_t all, saved;
 
+	/* One at a time: the worker opens (perhaps by CONTINUE, which lifts poison) only after a discard that another thread
+	 * has begun. */
+	(void)sigfillset(&all);
+	(void)pthread_sigmask(SIG_SETMASK, &all, &saved);
+	(void)pthread_mutex_lock(&v->pager->lift);
 	for (uint64_t i = first * per; i < MIN((first + nr) * per, v->bytes / page); i++) {
 		uint64_t bit = (uint64_t)1 << i % 64;
 		unsigned char *at = v->base + i * page;
@@ -1096,6 +1108,8 @@ void view_lift(struct view *v, size_t first, size_t nr)
 			(void)mprotect(at, page, v->read_only ? PROT_READ : PROT_READ | PROT_WRITE);
 		}
 	}
+	(void)pthread_mutex_unlock(&v->pager->lift);
+	(void)pthread_sigmask(SIG_SETMASK, &saved, NULL);
 }
 
 void view_allow(struct view *v)
@@ -1106,10 +1120,6 @@ void view_allow(struct view *v)
 	pager_lock(v->pager, &saved);
 	was = v->forbidden;
 	v->forbidden = false;
-	if (was && !plain(v))
-		for (size_t i = 0; i < v->nr_ext; i++)
-			if (v->ext[i].view)
-				v->ext[i].flags &= ~X_POISON;
 	/* A touch that is being answered with poison right now: after that it can be lifted. */
 	while (v->poisoning && !v->pager->forked)
 		(void)pthread_cond_wait(&v->pager->changed, &v->pager->lock);
@@ -1117,7 +1127,7 @@ void view_allow(struct view *v)
 	if (!was || v->broken)
 		return;
 	if (plain(v))
-		(void)mprotect(v->base, v->bytes, PROT_READ | PROT_WRITE);
+		(void)mprotect(v->base, v->bytes, v->read_only ? PROT_READ : PROT_READ | PROT_WRITE);
 	else
 		view_lift(v, 0, v->nr_ext);
 }
@@ -1190,8 +1200,8 @@ void pager_stats(struct pager *p, struct pager_stats *ret)
 	}
 	pager_lock(p, &saved);
 	*ret = p->stats;
-	ret->budget_bytes = p->way == WAY_MMAP || p->forked ? UINT64_MAX : p->budget;
-	ret->resident_bytes = p->way == WAY_MMAP || p->forked ? resident : p->resident;
+	ret->budget_bytes = pager_way(p) == WAY_MMAP ? UINT64_MAX : p->budget;
+	ret->resident_bytes = pager_way(p) == WAY_MMAP ? resident : p->resident;
 	p->peak = MAX(p->peak, ret->resident_bytes);
 	ret->peak_bytes = p->peak;
 	ret->written_bytes = written;

@@ -34,7 +34,10 @@ struct policy_run policy_read(struct policy_streams *streams, uint64_t at, uint6
 	window = MIN(MIN(window, (uint64_t)POLICY_WINDOW_MAX), MIN(most, last - start + 1));
 	*s = (struct policy_stream){ .next = start + window, .window = window, .age = ++streams->clock };
 	s->mark = s->next > last ? s->next : s->next - MAX(window / 4, (uint64_t)1);
-	return (struct policy_run){ start, window, s->mark };
+	/* What was read last and left armed is opened with it: else each of its extents would be a fault, and look like a
+	 * touch in the middle of nowhere. */
+	at = MIN(at, start);
+	return (struct policy_run){ at, start + window - at, s->mark };
 }
 
 uint64_t policy_excess(uint64_t resident, uint64_t need, uint64_t budget, uint64_t extent)

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
+#include <time.h>
 
 #include "lib/base/log.h"
 #include "ufd/hooks.h"
@@ -24,12 +25,11 @@
 static void view_idle(struct view *v)
 {
 	struct pager *p = v->pager;
-	sigset_t saved;
 
-	pager_lock(p, &saved);
+	own_lock(p);
 	if (--v->busy == 0 && v->dying)
 		(void)pthread_cond_broadcast(&p->changed);
-	pager_unlock(p, &saved);
+	own_unlock(p);
 }
 
 /* ------------------------------------------------------------------ reads */
@@ -141,18 +141,17 @@ bool fill_start(struct pager *p, struct extent *x, enum urgency urgency)
 /* Gives a fill to the slow thread, from its beginning. No request of it is in flight. */
 static void fill_slow(struct pager *p, struct fill *f)
 {
-	sigset_t saved;
 
 	f->slow = true;
 	f->again = f->slow_started = false;
 	f->pos = ext_off(&f->view->ext[f->ext]);
-	pager_lock(p, &saved);
+	own_lock(p);
 	if (f->demand)
 		list_add_head(&p->slow, &f->queue);
 	else
 		list_add_tail(&p->slow, &f->queue);
 	(void)pthread_cond_signal(&p->slow_work);
-	pager_unlock(p, &saved);
+	own_unlock(p);
 }
 
 /* The extent is complete, or has failed. */
@@ -161,18 +160,18 @@ static void fill_done(struct pager *p, struct fill *f)
 	struct view *v = f->view;
 	struct extent *x = &v->ext[f->ext];
 	uint64_t now = now_ns(), wake_off = ext_off(x), wake_len = ext_len(x);
-	sigset_t saved;
 	bool failed;
 
 	/* After the last byte, not before: a writer moves mtime before it changes the first byte (for writes by
-	 * write(2); a shared writable mapping moves it at its first write to a clean page). */
-	if (f->code == FAULT_NONE && source_check(v->source) < 0)
+	 * write(2); a shared writable mapping moves it at its first write to a clean page). The slow thread asks by itself: a
+	 * network file system answers when its server does. */
+	if (f->code == FAULT_NONE && !f->slow && source_check(v->source) < 0)
 		f->code = FAULT_CHANGED;
 	failed = f->code != FAULT_NONE;
 	if (failed) /* nothing half read may be found there, by nobody */
 		(void)arena_punch(&v->arena, wake_off, wake_len);
 
-	pager_lock(p, &saved);
+	own_lock(p);
 	f->used = false;
 	p->nr_fills--;
 	p->nr_fills_ahead -= !f->demand;
@@ -192,7 +191,7 @@ static void fill_done(struct pager *p, struct fill *f)
 				p->waiting[i].since_ns = now;
 	}
 	ext_settle(x);
-	pager_unlock(p, &saved);
+	own_unlock(p);
 	/* Waiters of a failed extent fault again and are answered with poison, each at its own page. Children are woken
 	 * in any case: their ranges are opened when they fault again. (Only this thread closes a userfaultfd.) */
 	for (int i = failed ? 0 : 1; i < p->nr_mms; i++)
@@ -332,9 +331,13 @@ static void fill_go(struct pager *p, struct fill *f)
 
 		if (n == (ssize_t)piece.len) {
 			count_read(v, piece.len);
-			/* Held twice otherwise. (What others have mapped stays.) */
-			(void)posix_fadvise(v->source->fd, (off_t)piece.file_off, (off_t)piece.len, POSIX_FADV_DONTNEED);
+			own_lock(p);
+			v->busy++;
+			own_unlock(p);
 			fill_done(p, f);
+			/* Held twice otherwise. (What others have mapped stays.) It may take a while: after the waiters. */
+			(void)posix_fadvise(v->source->fd, (off_t)piece.file_off, (off_t)piece.len, POSIX_FADV_DONTNEED);
+			view_idle(v);
 			return;
 		}
 	}
@@ -362,9 +365,8 @@ static bool pump(struct pager *p)
 	bool was_used[NR_FILLS];
 	unsigned int started = 0, ahead = 0;
 	struct extent *x;
-	sigset_t saved;
 
-	pager_lock(p, &saved);
+	own_lock(p);
 	for (int i = 0; i < NR_FILLS; i++)
 		was_used[i] = p->fills[i].used;
 	while ((x = queue_first(&p->demand)) && fill_start(p, x, FILL_DEMAND))
@@ -386,7 +388,7 @@ static bool pump(struct pager *p)
 	for (int i = 0; i < NR_FILLS; i++)
 		if (p->fills[i].used && !was_used[i])
 			start[started++] = &p->fills[i];
-	pager_unlock(p, &saved);
+	own_unlock(p);
 	for (unsigned int i = 0; i < started; i++)
 		fill_go(p, start[i]);
 	/* What waited for room in the ring. */
@@ -398,8 +400,8 @@ static bool pump(struct pager *p)
 			fill_check(p, f);
 		}
 	}
-	if (p->ring)
-		ring_submit(p->ring);
+	if (p->ring && ring_submit(p->ring))
+		return true;
 	return started > 0 || ahead == AHEAD_A_ROUND;
 }
 
@@ -408,7 +410,6 @@ static void reap_reads(struct pager *p)
 	uint64_t tags[64];
 	int res[64], n;
 	struct list done, *l;
-	sigset_t saved;
 
 	while (p->ring && (n = ring_reap(p->ring, tags, res, 64)) > 0) {
 		for (int i = 0; i < n; i++) {
@@ -418,16 +419,16 @@ static void reap_reads(struct pager *p)
 			fill_push(p, f);
 			fill_check(p, f);
 		}
-		ring_submit(p->ring);
+		(void)ring_submit(p->ring);
 	}
 	list_init(&done);
-	pager_lock(p, &saved);
+	own_lock(p);
 	while (!list_empty(&p->slow_done)) {
 		l = p->slow_done.next;
 		list_del(l);
 		list_add_tail(&done, l);
 	}
-	pager_unlock(p, &saved);
+	own_unlock(p);
 	while (!list_empty(&done)) {
 		l = done.next;
 		list_del(l);
@@ -436,6 +437,13 @@ static void reap_reads(struct pager *p)
 }
 
 /* ------------------------------------------------------------------ faults */
+
+static int any_run(void *arg, const struct page_run *run)
+{
+	(void)arg;
+	(void)run;
+	return 1;
+}
 
 /*
  * From now on the page is an error: the touching thread gets SIGBUS, a system call EFAULT. It is noted before the thread
@@ -448,11 +456,13 @@ static void poison(struct pager *p, int mm, struct view *v, uint64_t off)
 	unsigned char *at = v->base + page * page_bytes();
 	int r = uffd_poison(p->mms[mm].uffd, at, page_bytes());
 
-	if (r == -EOPNOTSUPP && mm == 0) {
-		/* Before 6.6: a page of an empty file. This waits for mmap_lock, the only thing here that does. */
-		cleanup_close int fd = memfd_create("weightd-poison", MFD_CLOEXEC);
-
-		if (fd >= 0 && mmap(at, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd, 0) != MAP_FAILED)
+	if (r == -EOPNOTSUPP) {
+		/* Before 6.6: a page of an empty file, where nothing is mapped yet. This waits for mmap_lock, the only thing here
+		 * that does. In another address space it cannot be done: a raw clone's thread waits then. */
+		if (mm)
+			return;
+		if (pagemap_scan(p->pagemap_fd, at, page_bytes(), any_run, NULL) == 0 &&
+		    mmap(at, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, p->empty_fd, 0) != MAP_FAILED)
 			r = 0;
 	}
 	if (r == 0 && mm == 0)
@@ -492,6 +502,30 @@ static void want(struct view *v, uint64_t first, uint64_t nr, uint64_t mark, siz
 	}
 }
 
+/* A thread that waits is sometimes woken for nothing (a late wake-up of mmap_lock's, measured once in 500 touches) and
+ * faults once more: the same touch. */
+static bool waits_already(const struct pager *p, const struct extent *x, uint64_t address)
+{
+	for (size_t i = 0; (x->flags & X_WAIT) && p->nr_waiting && i < NR_WAITING; i++)
+		if (p->waiting[i].ext == x && p->waiting[i].address == address)
+			return true;
+	return false;
+}
+
+/* What follows a touched extent and is in memory, but armed: a new view's, or of the clock's last round. Far from the
+ * budget nobody needs to know what of it is touched, and each fault costs more than all these openings together. */
+static void want_ready(struct view *v, size_t at)
+{
+	for (size_t i = at + 1; i < MIN(v->nr_ext, at + 4 * POLICY_WINDOW_MAX); i++) {
+		struct extent *x = &v->ext[i];
+
+		if (!x->view || x->state != EXT_READY || x->flags & (X_OPEN | X_TAKING | X_DROP | X_CLEAR))
+			return;
+		x->flags |= X_WANT;
+		ext_settle(x);
+	}
+}
+
 /* One touch. Returns true if it is to be answered with poison. The lock is held. */
 static bool fault(struct pager *p, int mm, struct view *v, uint64_t off)
 {
@@ -499,9 +533,10 @@ static bool fault(struct pager *p, int mm, struct view *v, uint64_t off)
 	size_t at = ext_index(x), unit = view_unit_at(v, off);
 	uint64_t first = at, last = at, most, budget = __atomic_load_n(&p->budget, __ATOMIC_RELAXED);
 	struct policy_run run;
+	bool again = mm == 0 && waits_already(p, x, (uintptr_t)v->base + off);
 
-	v->stats.faults++;
-	p->stats.faults++;
+	v->stats.faults += !again;
+	p->stats.faults += !again;
 	if (v->dying)
 		return false;
 	if (v->forbidden) {
@@ -534,7 +569,7 @@ static bool fault(struct pager *p, int mm, struct view *v, uint64_t off)
 		struct waiting *w = p->waiting;
 
 		x->flags |= X_WAIT;
-		if (p->nr_waiting < NR_WAITING) {
+		if (!again && p->nr_waiting < NR_WAITING) {
 			while (w->ext)
 				w++;
 			*w = (struct waiting){ x, (uintptr_t)v->base + off, now_ns(), mm };
@@ -565,6 +600,8 @@ static bool fault(struct pager *p, int mm, struct view *v, uint64_t off)
 	most = budget / extent_bytes() / 4;
 	run = policy_read(&v->streams, at, first, last, most);
 	want(v, run.first, run.nr, run.mark, at);
+	if (mm == 0 && x->state == EXT_READY && p->resident < budget - budget / 8)
+		want_ready(v, at);
 	return false;
 }
 
@@ -573,9 +610,8 @@ static void on_fault(struct pager *p, int mm, const struct uffd_msg_info *m)
 	bool poisoned = false, again = false;
 	struct view *v;
 	uint64_t off = 0;
-	sigset_t saved;
 
-	pager_lock(p, &saved);
+	own_lock(p);
 	v = view_at(p, m->address);
 	if (v && v->dying)
 		v = NULL;
@@ -587,15 +623,15 @@ static void on_fault(struct pager *p, int mm, const struct uffd_msg_info *m)
 			again = true;
 		v->busy++;
 	}
-	pager_unlock(p, &saved);
+	own_unlock(p);
 	if (!v)
 		return;
 	if (poisoned) {
 		poison(p, mm, v, off);
-		pager_lock(p, &saved);
+		own_lock(p);
 		if (--v->poisoning == 0)
 			(void)pthread_cond_broadcast(&p->changed);
-		pager_unlock(p, &saved);
+		own_unlock(p);
 	} else if (again) /* no room to note it: it faults again */
 		(void)uffd_wake(p->mms[mm].uffd, v->base + round_down(off, page_bytes()), page_bytes());
 	view_idle(v);
@@ -606,10 +642,9 @@ static void on_fault(struct pager *p, int mm, const struct uffd_msg_info *m)
 static void on_fork(struct pager *p, int fd)
 {
 	struct epoll_event ev = { .events = EPOLLIN };
-	sigset_t saved;
 	int i;
 
-	pager_lock(p, &saved);
+	own_lock(p);
 	for (i = 1; i < NR_MMS && p->mms[i].uffd >= 0; i++)
 		;
 	if (i < NR_MMS) {
@@ -618,7 +653,7 @@ static void on_fork(struct pager *p, int fd)
 		p->reap = true; /* a good moment to look after the older ones */
 		(void)pthread_cond_signal(&p->work);
 	}
-	pager_unlock(p, &saved);
+	own_unlock(p);
 	if (i == NR_MMS) {
 		/* A thousand children made by fork alone that neither ended nor ran the fork handler. */
 		(void)close(fd);
@@ -633,12 +668,11 @@ static void on_fork(struct pager *p, int fd)
 static bool read_events(struct pager *p, int mm)
 {
 	struct uffd_msg_info msgs[64];
-	sigset_t saved;
 	int n, fd;
 
-	pager_lock(p, &saved);
+	own_lock(p);
 	fd = p->mms[mm].uffd;
-	pager_unlock(p, &saved);
+	own_unlock(p);
 	if (fd < 0)
 		return true;
 	for (;;) {
@@ -669,47 +703,46 @@ static bool read_events(struct pager *p, int mm)
 static bool overtake(struct pager *p)
 {
 	uint64_t now;
-	sigset_t saved;
 	bool watched = false;
 
 	if (!p->nr_waiting)
 		return false;
 	now = now_ns();
-	for (size_t i = 0; i < NR_WAITING; i++) {
-		struct waiting *w = &p->waiting[i], one;
-		struct extent *x;
+	own_lock(p);
+	for (size_t i = 0; i < NR_WAITING && p->nr_waiting; i++) {
+		struct waiting *w = &p->waiting[i];
+		struct extent *x = w->ext;
 		struct view *v;
+		void *page;
 
-		pager_lock(p, &saved);
-		x = w->ext;
-		if (!x || x->state != EXT_READY || !(x->flags & X_WAIT) || (x->flags & X_OPEN)) {
-			/* Open, or its turn has not come yet: then since_ns is set when it is READY. */
-			if (x && (x->state == EXT_READY || x->state == EXT_FAILED)) {
-				w->ext = NULL;
-				p->nr_waiting--;
-			}
-			pager_unlock(p, &saved);
+		if (!x)
+			continue;
+		if (!(x->flags & X_WAIT) || (x->state == EXT_READY && x->flags & X_OPEN)) {
+			w->ext = NULL; /* answered */
+			p->nr_waiting--;
 			continue;
 		}
-		if (x->flags & X_TAKING || now - w->since_ns < SLOW_OPEN_NS) {
+		if (x->state != EXT_READY)
+			continue; /* since_ns is set when it is */
+		/* (CONTINUE would lift a poison that view_lift() is about to discard.) */
+		if (x->flags & (X_TAKING | X_POISON) || now - w->since_ns < SLOW_OPEN_NS) {
 			watched = true;
-			pager_unlock(p, &saved);
 			continue;
 		}
-		one = *w;
+		page = (void *)(uintptr_t)round_down(w->address, page_bytes());
 		w->ext = NULL;
 		p->nr_waiting--;
 		x->inflight++; /* holds off a take-back */
 		v = x->view;
 		v->busy++;
-		pager_unlock(p, &saved);
-		(void)uffd_continue(p->mms[0].uffd, (void *)(uintptr_t)round_down(one.address, page_bytes()), page_bytes());
-		pager_lock(p, &saved);
+		own_unlock(p);
+		(void)uffd_continue(p->mms[0].uffd, page, page_bytes());
+		own_lock(p);
 		x->inflight--;
 		if (--v->busy == 0 && v->dying)
 			(void)pthread_cond_broadcast(&p->changed);
-		pager_unlock(p, &saved);
 	}
+	own_unlock(p);
 	return watched;
 }
 
@@ -717,7 +750,6 @@ static bool overtake(struct pager *p)
  * them: a number that is used again would bring another address space's faults. */
 static void close_gone(struct pager *p)
 {
-	sigset_t saved;
 
 	if (!__atomic_exchange_n(&p->some_gone, false, __ATOMIC_ACQUIRE))
 		return;
@@ -725,9 +757,9 @@ static void close_gone(struct pager *p)
 		if (!p->mms[i].gone)
 			continue;
 		(void)close(p->mms[i].uffd); /* epoll forgets it by itself */
-		pager_lock(p, &saved);
+		own_lock(p);
 		p->mms[i] = (struct mm){ .uffd = -1 };
-		pager_unlock(p, &saved);
+		own_unlock(p);
 	}
 }
 
@@ -744,10 +776,17 @@ void *reader_main(void *arg)
 		for (int i = 0; i < n; i++) {
 			uint64_t count;
 
-			if (events[i].data.u32 < NR_MMS)
-				retry |= !read_events(p, (int)events[i].data.u32);
-			else
+			if (events[i].data.u32 < NR_MMS) {
+				if (!read_events(p, (int)events[i].data.u32)) {
+					/* It stays readable, so epoll would not wait. */
+					const struct timespec t = { .tv_nsec = 1000000 };
+
+					(void)nanosleep(&t, NULL);
+					retry = true;
+				}
+			} else {
 				(void)!read(p->wake_fd, &count, sizeof(count));
+			}
 		}
 		reap_reads(p);
 		more = pump(p);
@@ -756,12 +795,11 @@ void *reader_main(void *arg)
 		if (p->reserve_fd < 0) {
 			p->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 			if (p->reserve_fd < 0) {
-				sigset_t saved;
 
-				pager_lock(p, &saved);
+				own_lock(p);
 				p->reap = true;
 				(void)pthread_cond_signal(&p->work);
-				pager_unlock(p, &saved);
+				own_unlock(p);
 				retry = true;
 			}
 		}

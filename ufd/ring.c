@@ -52,10 +52,11 @@ bool ring_read(struct ring *r, int fd, void *buf, uint32_t nbytes, uint64_t offs
 	return true;
 }
 
-void ring_submit(struct ring *r)
+bool ring_submit(struct ring *r)
 {
-	/* EAGAIN, EBUSY: the rest goes with the next call, which comes at the latest with a completion. */
+	/* EAGAIN, EBUSY, ENOMEM: something is left. */
 	(void)io_uring_submit(&r->uring);
+	return io_uring_sq_ready(&r->uring) > 0;
 }
 
 int ring_reap(struct ring *r, uint64_t *ret_tags, int *ret_res, int max)

@@ -12,7 +12,7 @@ struct ring *ring_free(struct ring *r); /* NULL is fine; returns NULL */
 int ring_fd(const struct ring *r);      /* readable when something has completed */
 /* Queues a read that never waits for a lock (RWF_NOWAIT: -EAGAIN then). False: the queue is full. */
 bool ring_read(struct ring *r, int fd, void *buf, uint32_t nbytes, uint64_t offset, uint64_t tag);
-void ring_submit(struct ring *r);
+bool ring_submit(struct ring *r); /* true: the kernel did not take all, call again */
 /* Takes completions, up to max; ret_res as read(2) with -errno. Returns how many. */
 int ring_reap(struct ring *r, uint64_t *ret_tags, int *ret_res, int max);
 

@@ -88,14 +88,15 @@ static void slow_fill(struct fill *f)
 		fill_count_read(f, (uint64_t)n);
 		f->pos = piece.arena_off + (uint64_t)n;
 	}
+	if (source_check(v->source) < 0) /* after the last byte: see fill_done() */
+		f->code = FAULT_CHANGED;
 }
 
 void *slow_main(void *arg)
 {
 	struct pager *p = arg;
-	sigset_t saved;
 
-	pager_lock(p, &saved);
+	own_lock(p);
 	while (!p->stop) {
 		struct fill *f;
 
@@ -106,12 +107,12 @@ void *slow_main(void *arg)
 		f = container_of(p->slow.next, struct fill, queue);
 		list_del(&f->queue);
 		f->slow_started = true;
-		pager_unlock(p, &saved);
+		own_unlock(p);
 		slow_fill(f);
-		pager_lock(p, &saved);
+		own_lock(p);
 		list_add_tail(&p->slow_done, &f->queue);
 		pager_wake_reader(p);
 	}
-	pager_unlock(p, &saved);
+	own_unlock(p);
 	return NULL;
 }

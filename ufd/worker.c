@@ -94,7 +94,6 @@ static void zap(struct run *r)
 	struct pager *p = v->pager;
 	struct huge_count h = { .run = r };
 	unsigned char *at = v->arena.alias + run_off(r);
-	sigset_t saved;
 
 	if (p->pagemap_fd >= 0 && pagemap_scan(p->pagemap_fd, at, run_len(r), huge_run, &h) == 0) {
 		for (size_t i = 0; i < r->nr; i++) {
@@ -104,9 +103,9 @@ static void zap(struct run *r)
 			 * gets a huge page when it is read again. */
 			if (h.pages[i] * page_bytes() != len)
 				continue;
-			pager_lock(p, &saved);
+			own_lock(p);
 			v->ext[r->first + i].flags |= X_HUGE;
-			pager_unlock(p, &saved);
+			own_unlock(p);
 		}
 	}
 	arena_zap_alias(&v->arena, run_off(r), run_len(r));
@@ -124,7 +123,7 @@ static int open_by_page(int uffd, const struct view *v, size_t ext)
 	return r;
 }
 
-static void open_run(struct pager *p, sigset_t *saved)
+static void open_run(struct pager *p)
 {
 	struct extent *head = container_of(p->open.next, struct extent, queue);
 	uint32_t kind = head->flags & (X_WAIT | X_WANT) ? X_WAIT | X_WANT : X_ZAP;
@@ -141,7 +140,7 @@ static void open_run(struct pager *p, sigset_t *saved)
 	}
 	/* Each border costs a VMA of the process (vm.max_map_count): beyond our part of them, page by page. */
 	by_page = p->borders + 2 > p->max_borders;
-	pager_unlock(p, saved);
+	own_unlock(p);
 	if (kind != X_ZAP) {
 		if (pager_hooks.before_open)
 			pager_hooks.before_open();
@@ -152,7 +151,7 @@ static void open_run(struct pager *p, sigset_t *saved)
 		for (size_t i = 0; by_page && i < r.nr; i++)
 			again[i] = open_by_page(p->mms[0].uffd, v, r.first + i) == -EAGAIN;
 	}
-	pager_lock(p, saved);
+	own_lock(p);
 	for (size_t i = 0; i < r.nr; i++) {
 		struct extent *x = &v->ext[r.first + i];
 
@@ -168,9 +167,9 @@ static void open_run(struct pager *p, sigset_t *saved)
 	if (want_zap) {
 		/* After the waiters: it is only for the accounts. Extents that are being dropped meanwhile stay in memory until
 		 * this thread comes to it. */
-		pager_unlock(p, saved);
+		own_unlock(p);
 		zap(&r);
-		pager_lock(p, saved);
+		own_lock(p);
 	}
 	idle(v);
 	if (!list_empty(&p->jobs))
@@ -178,7 +177,7 @@ static void open_run(struct pager *p, sigset_t *saved)
 }
 
 /* The same in a forked child's address space. */
-static void open_child(struct pager *p, sigset_t *saved)
+static void open_child(struct pager *p)
 {
 	struct child_open c = p->child_opens[--p->nr_child_opens];
 	struct view *v = c.ext->view;
@@ -191,16 +190,16 @@ static void open_child(struct pager *p, sigset_t *saved)
 		/* Being taken back: it is woken when the bytes are there again, or at once if they stay. */
 		c.ext->flags |= X_WANT;
 		ext_settle(c.ext);
-		pager_unlock(p, saved);
+		own_unlock(p);
 		sched_yield();
 		(void)uffd_wake(p->mms[c.mm].uffd, run_at(&r), run_len(&r));
 	} else {
-		pager_unlock(p, saved);
+		own_unlock(p);
 		if (uffd_open_range(p->mms[c.mm].uffd, run_at(&r), run_len(&r)) == -ENOMEM &&
 		    open_by_page(p->mms[c.mm].uffd, v, r.first) == -EAGAIN)
 			(void)uffd_wake(p->mms[c.mm].uffd, run_at(&r), run_len(&r)); /* it faults again */
 	}
-	pager_lock(p, saved);
+	own_lock(p);
 	idle(v);
 }
 
@@ -214,12 +213,11 @@ static bool child_has_view(const struct pager *p, int mm, const struct view *v)
 /* Where VMAs have run out, one register call for the whole view needs none: it merges. */
 static int arm_whole(struct pager *p, struct view *v)
 {
-	sigset_t saved;
 	int r = uffd_register(p->mms[0].uffd, v->base, v->bytes, false);
 
 	if (r < 0)
 		return r;
-	pager_lock(p, &saved);
+	own_lock(p);
 	for (size_t i = 0; i < v->nr_ext; i++) {
 		struct extent *x = &v->ext[i];
 
@@ -229,7 +227,7 @@ static int arm_whole(struct pager *p, struct view *v)
 		if (list_empty(&x->queue))
 			ext_settle(x);
 	}
-	pager_unlock(p, &saved);
+	own_unlock(p);
 	return 0;
 }
 
@@ -302,16 +300,16 @@ static bool arm_and_probe(struct pager *p, const struct run *r, uint64_t until)
 /* ------------------------------------------------------------------ taking back */
 
 /* What holds an extent up (the reader's CONTINUE, a fork, a child that sets itself up) needs a moment, and the lock. */
-static void breathe(struct pager *p, sigset_t *saved)
+static void breathe(struct pager *p)
 {
 	const struct timespec t = { .tv_nsec = 20000 };
 
-	pager_unlock(p, saved);
+	own_unlock(p);
 	(void)nanosleep(&t, NULL);
-	pager_lock(p, saved);
+	own_lock(p);
 }
 
-static void take_back(struct pager *p, sigset_t *saved)
+static void take_back(struct pager *p)
 {
 	struct run r = take_run(&p->drop, X_DROP);
 	struct view *v = r.view;
@@ -327,17 +325,17 @@ static void take_back(struct pager *p, sigset_t *saved)
 	r.nr = nr;
 	if (!nr) {
 		idle(v);
-		breathe(p, saved);
+		breathe(p);
 		return;
 	}
-	pager_unlock(p, saved);
+	own_unlock(p);
 
 	done = arm_and_probe(p, &r, now + PROBE_DEADLINE_NS);
 	if (done && pager_hooks.before_punch)
 		pager_hooks.before_punch();
 	done = done && arena_punch(&v->arena, run_off(&r), run_len(&r)) == 0;
 
-	pager_lock(p, saved);
+	own_lock(p);
 	for (size_t i = 0; i < r.nr; i++) {
 		struct extent *x = &v->ext[r.first + i];
 
@@ -361,10 +359,9 @@ static void take_back(struct pager *p, sigset_t *saved)
 	v->stats.dropped_bytes += bytes;
 	p->stats.dropped_bytes += bytes;
 	idle(v);
-	if (done)
-		pager_wake_reader(p); /* there is room */
-	else
-		breathe(p, saved);
+	pager_wake_reader(p); /* there is room; or a job waits for what stays */
+	if (!done)
+		breathe(p);
 }
 
 /* ------------------------------------------------------------------ clearing page tables, losing no write */
@@ -507,7 +504,7 @@ static int clear_run(struct pager *p, struct run *r, bool arm)
 
 /* Clears a run that is in no queue, and tells which of it is armed and open afterwards. The lock is held, and a window
  * has been begun (fork.c). */
-static void clear_taken(struct pager *p, struct run *r, bool arm, sigset_t *saved)
+static void clear_taken(struct pager *p, struct run *r, bool arm)
 {
 	struct view *v = r->view;
 	bool was_open[RUN_MAX];
@@ -519,7 +516,7 @@ static void clear_taken(struct pager *p, struct run *r, bool arm, sigset_t *save
 		x->flags |= X_TAKING;
 		was_open[i] = (x->flags & X_OPEN) != 0;
 	}
-	pager_unlock(p, saved);
+	own_unlock(p);
 	e = clear_run(p, r, arm);
 	if (arm && e < 0) /* it cannot be seen whether it is used, but it can be dropped */
 		e = uffd_register(p->mms[0].uffd, run_at(r), run_len(r), false);
@@ -529,7 +526,7 @@ static void clear_taken(struct pager *p, struct run *r, bool arm, sigset_t *save
 			(void)uffd_register(p->mms[0].uffd, run_at(r) + i * extent_bytes(),
 					    MIN(extent_bytes(), run_len(r) - i * extent_bytes()), false);
 	window_end();
-	pager_lock(p, saved);
+	own_lock(p);
 	for (size_t i = 0; i < r->nr; i++) {
 		struct extent *x = &v->ext[r->first + i];
 
@@ -542,13 +539,13 @@ static void clear_taken(struct pager *p, struct run *r, bool arm, sigset_t *save
 	}
 }
 
-static void clear_queued(struct pager *p, sigset_t *saved)
+static void clear_queued(struct pager *p)
 {
 	struct run r;
 	size_t nr = 0;
 
 	if (!window_begin()) { /* a fork is under way; whoever waits for an opening must not wait for it */
-		breathe(p, saved);
+		breathe(p);
 		return;
 	}
 	r = take_run(&p->clear, X_CLEAR);
@@ -559,12 +556,12 @@ static void clear_queued(struct pager *p, sigset_t *saved)
 	r.nr = nr;
 	if (nr) {
 		p->nr_drops++; /* waited for by pager_sync() until it is really done */
-		clear_taken(p, &r, false, saved);
+		clear_taken(p, &r, false);
 		if (--p->nr_drops == 0)
 			(void)pthread_cond_broadcast(&p->changed);
 	} else {
 		window_end();
-		breathe(p, saved);
+		breathe(p);
 	}
 	idle(r.view);
 }
@@ -572,7 +569,7 @@ static void clear_queued(struct pager *p, sigset_t *saved)
 /* ------------------------------------------------------------------ making room */
 
 /* Moves the oldest open extents to the armed list: those that are touched come back, the others are next to go. */
-static void arm_oldest(struct pager *p, int class, uint64_t target, sigset_t *saved)
+static void arm_oldest(struct pager *p, int class, uint64_t target)
 {
 	/* (Bounded: what cannot be armed goes to the end of the list and would come round again.) */
 	for (size_t left = p->nr_lru[class][LRU_OPEN]; left && p->nr_lru[class][LRU_ARMED] < target;) {
@@ -595,7 +592,7 @@ static void arm_oldest(struct pager *p, int class, uint64_t target, sigset_t *sa
 		}
 		left -= r.nr;
 		r.view->busy++;
-		clear_taken(p, &r, true, saved);
+		clear_taken(p, &r, true);
 		idle(r.view);
 	}
 }
@@ -621,7 +618,7 @@ static uint64_t evict_from(struct pager *p, int class, int list, uint64_t bytes,
 
 /* What no stage needs goes first, then what was armed and not touched since. In WAY_USER nothing is taken back but at a
  * stage mark: a system call on an armed page would fail. */
-static void evict(struct pager *p, sigset_t *saved)
+static void evict(struct pager *p)
 {
 	uint64_t budget = __atomic_load_n(&p->budget, __ATOMIC_RELAXED), now = now_ns(), need = p->evict_need, nr, got = 0, want;
 	bool any = p->evict_any;
@@ -639,11 +636,11 @@ static void evict(struct pager *p, sigset_t *saved)
 			nr = p->nr_lru[VIEW_NORMAL][LRU_ARMED] + p->nr_lru[VIEW_NORMAL][LRU_OPEN];
 			if (p->nr_lru[VIEW_NORMAL][LRU_ARMED] * extent_bytes() < want - got)
 				arm_oldest(p, VIEW_NORMAL,
-					   policy_armed_target(nr, (want - got + extent_bytes() - 1) / extent_bytes()), saved);
+					   policy_armed_target(nr, (want - got + extent_bytes() - 1) / extent_bytes()));
 			got += evict_from(p, VIEW_NORMAL, LRU_ARMED, want > got ? want - got : 0, now);
 			/* The next victims, so that they have time to prove themselves. */
 			nr = p->nr_lru[VIEW_NORMAL][LRU_ARMED] + p->nr_lru[VIEW_NORMAL][LRU_OPEN];
-			arm_oldest(p, VIEW_NORMAL, policy_armed_target(nr, 0), saved);
+			arm_oldest(p, VIEW_NORMAL, policy_armed_target(nr, 0));
 		}
 	}
 	if (!got && want && p->way != WAY_USER) {
@@ -652,7 +649,7 @@ static void evict(struct pager *p, sigset_t *saved)
 			p->evict_need = MAX(p->evict_need, need);
 			p->evict_any |= any;
 			if (list_empty(&p->open))
-				breathe(p, saved);
+				breathe(p);
 			return;
 		}
 		if (p->nr_fills)
@@ -666,7 +663,7 @@ static void evict(struct pager *p, sigset_t *saved)
 /* ------------------------------------------------------------------ children */
 
 /* Children that have ended, or have replaced all their views (the fork handler), need nothing any more. */
-static void reap(struct pager *p, sigset_t *saved)
+static void reap(struct pager *p)
 {
 	p->reap = false;
 	for (int i = 1; i < p->nr_mms; i++) {
@@ -686,9 +683,9 @@ static void reap(struct pager *p, sigset_t *saved)
 				if (v->seq > p->mms[i].seq)
 					continue;
 				v->busy++;
-				pager_unlock(p, saved);
+				own_unlock(p);
 				probe = uffd_probe(p->mms[i].uffd, view_sentinel(v));
-				pager_lock(p, saved);
+				own_lock(p);
 				idle(v);
 				if (probe == PROBE_DEAD)
 					break;
@@ -739,35 +736,34 @@ static void wait_for_work(struct pager *p)
 void *worker_main(void *arg)
 {
 	struct pager *p = arg;
-	sigset_t saved;
 
-	pager_lock(p, &saved);
+	own_lock(p);
 	while (!p->stop) {
 		if (!p->budget_set && (p->resident || p->evict_need) && now_ns() - p->budget_checked_ns > BUDGET_CHECK_NS) {
 			p->budget_checked_ns = now_ns();
-			pager_unlock(p, &saved);
+			own_unlock(p);
 			view_budget_refresh(p);
-			pager_lock(p, &saved);
+			own_lock(p);
 			if (p->resident > p->budget && p->way != WAY_USER && list_empty(&p->drop)) {
 				p->evict_need = MAX(p->evict_need, (uint64_t)1);
 				p->evict_any = true;
 			}
 		}
 		if (!list_empty(&p->open))
-			open_run(p, &saved);
+			open_run(p);
 		else if (p->nr_child_opens)
-			open_child(p, &saved);
+			open_child(p);
 		else if (p->evict_need)
-			evict(p, &saved);
+			evict(p);
 		else if (!list_empty(&p->drop))
-			take_back(p, &saved);
+			take_back(p);
 		else if (!list_empty(&p->clear))
-			clear_queued(p, &saved);
+			clear_queued(p);
 		else if (p->reap)
-			reap(p, &saved);
+			reap(p);
 		else
 			wait_for_work(p);
 	}
-	pager_unlock(p, &saved);
+	own_unlock(p);
 	return NULL;
 }

@@ -22,8 +22,9 @@
  *   fork     A child made by fork(2) keeps all tensors, also if the parent ends; in the child a
  *            struct wd behaves as one of WD_WAY_MMAP. If another thread was inside of a call here
  *            at that moment, the child's calls give -ENOTRECOVERABLE (tensors stay good). A child
- *            made by a raw clone(2) is served only while its parent lives, and only if the parent
- *            is privileged (CAP_SYS_PTRACE). vfork(2), posix_spawn(3) and exec(2) need nothing.
+ *            made by a raw clone(2) is served only while its parent lives and keeps the model open,
+ *            only if the parent is privileged (CAP_SYS_PTRACE), and up to 1,000 of them. Of a file
+ *            whose data begins misaligned the child gets copies, read during the fork. vfork(2), posix_spawn(3) and exec(2) need nothing.
  *   Layout   Structs with a leading `size` are set up by the caller: .size = sizeof(the struct).
  *
  * weightd(3) says the same at more length; weightd-stages(7) is about stages and plans.
