@@ -23,7 +23,7 @@ struct ckpt_tensor {
 	const int64_t *shape;
 	uint64_t file_offset; /* bytes, in its file */
 	uint64_t nbytes;
-	uint32_t file; /* index in checkpoint.files */
+	uint32_t file;  /* index in checkpoint.files */
 	uint32_t dtype; /* WD_DTYPE_* */
 	uint32_t ndim;
 };

@@ -72,7 +72,8 @@ int arena_fs_limit(struct arena_fs *fs, uint64_t limit_bytes)
 	if (ctx < 0)
 		return -errno;
 	(void)snprintf(size, sizeof(size), "%llu", (unsigned long long)limit_bytes);
-	if (fs_config(ctx, FSCONFIG_SET_STRING, "size", size) < 0 || fs_config(ctx, FSCONFIG_CMD_RECONFIGURE, NULL, NULL) < 0)
+	if (fs_config(ctx, FSCONFIG_SET_STRING, "size", size) < 0 ||
+	    fs_config(ctx, FSCONFIG_CMD_RECONFIGURE, NULL, NULL) < 0)
 		return -errno;
 	return 0;
 }
@@ -128,8 +129,7 @@ int arena_open(const struct arena_fs *fs, uint64_t bytes, struct arena *ret)
 	}
 	a.alias = map_reserve(len);
 	/* PROT_NONE and munlock first: under mlockall(MCL_FUTURE) the mapping would be filled at once, with zeros. */
-	if (!a.alias ||
-	    mmap(a.alias, len, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, a.fd, 0) == MAP_FAILED ||
+	if (!a.alias || mmap(a.alias, len, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, a.fd, 0) == MAP_FAILED ||
 	    (munlock(a.alias, len), mprotect(a.alias, len, PROT_READ | PROT_WRITE)) < 0) {
 		r = a.alias ? -errno : -ENOMEM;
 		arena_close(&a);

@@ -39,14 +39,16 @@ static void put_file(struct replace *r, uint64_t from, uint64_t to)
 	if (first->arena_off == 0 && first->file_off == 0 && from < first->len) {
 		uint64_t end = MIN(to, round_up(first->len, page_bytes()));
 
-		if (mmap(v->base + from, end - from, prot, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, v->source->fd, (off_t)from) == MAP_FAILED)
+		if (mmap(v->base + from, end - from, prot, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, v->source->fd,
+			 (off_t)from) == MAP_FAILED)
 			r->error = -errno;
 		from = end;
 	}
 	if (from >= to)
 		return;
 	/* Shifted data and aligned copies cannot be mapped: read now. */
-	if (mmap(v->base + from, to - from, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED) {
+	if (mmap(v->base + from, to - from, PROT_READ | PROT_WRITE,
+		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED) {
 		r->error = -errno;
 		return;
 	}
@@ -101,7 +103,7 @@ static void replace_view(struct view *v, int pagemap_fd)
 {
 	struct replace r = { .view = v };
 
-	v->mmap = true; /* before anything is looked up by a handler here */
+	v->mmap = true;        /* before anything is looked up by a handler here */
 	v->arena.alias = NULL; /* DONTFORK: not there */
 	v->source_map = NULL;
 	v->busy = v->poisoning = 0; /* of threads that are not here */
@@ -117,7 +119,8 @@ static void replace_view(struct view *v, int pagemap_fd)
 	/* The arena would stay in memory as long as this child. (Where it keeps written pages it does: they are mapped there.) */
 	arena_close(&v->arena);
 	/* Last: while the sentinel is there the parent holds this child for one that still has the view. */
-	(void)mmap(view_sentinel(v), page_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+	(void)mmap(view_sentinel(v), page_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE,
+		   -1, 0);
 }
 
 static atomic_int forking, windows;
@@ -203,7 +206,8 @@ static void in_child(void)
 		p->forked = true;
 		(void)pthread_mutex_init(&p->lock, NULL);
 		(void)pthread_mutex_init(&p->lift, NULL);
-		(void)pthread_cond_init(&p->changed, NULL); /* (destroying one that others wait at would wait for them) */
+		(void)pthread_cond_init(&p->changed,
+					NULL); /* (destroying one that others wait at would wait for them) */
 		(void)pthread_cond_init(&p->work, NULL);
 		(void)pthread_cond_init(&p->slow_work, NULL);
 		list_init(&p->jobs);

@@ -20,19 +20,19 @@
 enum extent_state { EXT_EMPTY, EXT_READING, EXT_READY, EXT_FAILED };
 
 /* extent.flags */
-#define X_OPEN (1u << 0)    /* not registered in this process: the kernel maps it by itself */
-#define X_CONT (1u << 1)    /* armed, and mapped page by page (no VMA was left for its borders) */
-#define X_WAIT (1u << 2)    /* a thread waits for it */
-#define X_WANT (1u << 3)    /* open it when it is READY (rest of a tensor, populate) */
-#define X_TOUCHED (1u << 4) /* faulted since the stage began */
-#define X_TAKING (1u << 5)  /* the worker is taking it back or clears its page tables: faults are parked */
-#define X_DROP (1u << 6)    /* a drop was asked for */
-#define X_CLEAR (1u << 7)   /* its page tables shall be cleared, to see what the stage touches */
-#define X_HUGE (1u << 8)    /* on a huge page */
-#define X_LOADED (1u << 9)  /* was in memory before: reading it again is a reload */
-#define X_POISON (1u << 10) /* has poisoned pages: see view.poisoned */
-#define X_ZAP (1u << 11)    /* its alias is still mapped */
-#define X_DEMAND (1u << 12) /* being read because a thread waits (not ahead) */
+#define X_OPEN (1u << 0)      /* not registered in this process: the kernel maps it by itself */
+#define X_CONT (1u << 1)      /* armed, and mapped page by page (no VMA was left for its borders) */
+#define X_WAIT (1u << 2)      /* a thread waits for it */
+#define X_WANT (1u << 3)      /* open it when it is READY (rest of a tensor, populate) */
+#define X_TOUCHED (1u << 4)   /* faulted since the stage began */
+#define X_TAKING (1u << 5)    /* the worker is taking it back or clears its page tables: faults are parked */
+#define X_DROP (1u << 6)      /* a drop was asked for */
+#define X_CLEAR (1u << 7)     /* its page tables shall be cleared, to see what the stage touches */
+#define X_HUGE (1u << 8)      /* on a huge page */
+#define X_LOADED (1u << 9)    /* was in memory before: reading it again is a reload */
+#define X_POISON (1u << 10)   /* has poisoned pages: see view.poisoned */
+#define X_ZAP (1u << 11)      /* its alias is still mapped */
+#define X_DEMAND (1u << 12)   /* being read because a thread waits (not ahead) */
 #define X_RESERVED (1u << 13) /* counted in pager.resident */
 
 struct extent {
@@ -58,7 +58,8 @@ struct view {
 	struct source *source;
 	void *owner;
 	struct arena arena;
-	unsigned char *source_map; /* the file, for reads that may not wait for the inode's lock; NULL if it cannot be mapped */
+	unsigned char *
+		source_map; /* the file, for reads that may not wait for the inode's lock; NULL if it cannot be mapped */
 	struct segment *segs;
 	size_t nr_segs;
 	struct unit *units;
@@ -67,7 +68,7 @@ struct view {
 	uint8_t *unit_used; /* one byte a unit */
 	struct extent *ext;
 	size_t nr_ext;
-	uint64_t *poisoned; /* one bit a page; address space only, until one is */
+	uint64_t *poisoned;     /* one bit a page; address space only, until one is */
 	unsigned int poisoning; /* touches that will be answered with poison; view_lift() waits for them */
 	struct policy_streams streams;
 	uint64_t resident;
@@ -76,9 +77,9 @@ struct view {
 	uint8_t class;
 	_Atomic bool forbidden; /* read by handlers */
 	bool dropped, dying, read_only, mmap;
-	_Atomic bool broken; /* forked child that could not keep it: touches are errors */
-	char stage[64];      /* that forbade it */
-	uint64_t seq;        /* order of views and forks */
+	_Atomic bool broken;  /* forked child that could not keep it: touches are errors */
+	char stage[64];       /* that forbade it */
+	uint64_t seq;         /* order of views and forks */
 	unsigned int borders; /* between armed and open runs: each costs a VMA */
 	struct pager_stats stats;
 };
@@ -94,7 +95,7 @@ struct fill {
 	bool used, demand, again, slow, slow_started;
 	struct list queue; /* the slow reader's */
 };
-#define NR_FILLS 32   /* extents being read at once */
+#define NR_FILLS 32       /* extents being read at once */
 #define NR_FILLS_AHEAD 16 /* of these, at most so many that nobody waits for */
 #define RING_DEPTH 256
 
@@ -106,7 +107,7 @@ struct request {
 
 /* An address space that has our views: this process (0), and children made by fork until they have replaced theirs. */
 struct mm {
-	int uffd; /* -1: free */
+	int uffd;  /* -1: free */
 	bool gone; /* set by the worker; the reader closes it */
 	uint64_t seq;
 };
@@ -142,7 +143,7 @@ struct pager_job {
 	bool gentle;
 	uint64_t started_bytes;
 	int event_fd;
-	pid_t pid; /* that made it: a forked child has nobody to go on with it */
+	pid_t pid;        /* that made it: a forked child has nobody to go on with it */
 	pthread_t thread; /* WAY_MMAP */
 	bool threaded;
 };
@@ -154,13 +155,13 @@ struct pager {
 	unsigned int nr_refs;
 	enum way way;
 	struct uffd_caps caps;
-	bool forked; /* we are a child: no threads here */
+	bool forked;      /* we are a child: no threads here */
 	struct list node; /* in the list of all pagers (fork.c) */
 
-	pthread_mutex_t lock; /* short; no allocation, no system call that can fault, no UFFDIO under it */
+	pthread_mutex_t lock;   /* short; no allocation, no system call that can fault, no UFFDIO under it */
 	pthread_cond_t changed; /* drops ended, a view became idle */
 	pthread_mutex_t lift;   /* around view_lift(): before the lock */
-	struct view **views;  /* sorted by base */
+	struct view **views;    /* sorted by base */
 	size_t nr_views;
 	uint64_t view_changes; /* counts additions and removals */
 	uint64_t seq;
@@ -193,12 +194,12 @@ struct pager {
 	atomic_uint fork_seq; /* odd while a fork event is being taken in */
 	int reserve_fd;       /* given up to read a fork event when no descriptor is left */
 	bool some_gone;
-	bool reap;            /* worker: look which children are done */
+	bool reap; /* worker: look which children are done */
 
 	/* the reader */
 	pthread_t reader, worker, slow_thread;
 	int epoll_fd, wake_fd, empty_fd; /* empty_fd: a file without a byte, the poison of kernels before 6.6 */
-	struct ring *ring; /* NULL: not allowed here */
+	struct ring *ring;               /* NULL: not allowed here */
 	struct fill fills[NR_FILLS];
 	unsigned int nr_fills, nr_fills_ahead;
 	struct request requests[RING_DEPTH];
@@ -259,16 +260,16 @@ void pager_wake_reader(struct pager *p);
 /* pager.c; the lock is held */
 struct view *view_at(struct pager *p, uint64_t address);
 void ext_queue(struct extent *x, struct list *queue); /* moves it there; NULL: nowhere */
-void ext_lru(struct extent *x, int list, bool head);   /* moves it there; -1: nowhere */
-void ext_open_flags(struct extent *x, bool open);      /* sets X_OPEN and counts borders */
-void ext_settle(struct extent *x);                     /* READY, nothing under way: to where its flags want it */
+void ext_lru(struct extent *x, int list, bool head);  /* moves it there; -1: nowhere */
+void ext_open_flags(struct extent *x, bool open);     /* sets X_OPEN and counts borders */
+void ext_settle(struct extent *x);                    /* READY, nothing under way: to where its flags want it */
 void ext_drop_done(struct extent *x, uint32_t flag);
 void ext_unreserve(struct extent *x);
 void view_budget_refresh(struct pager *p);
-struct extent *view_extent(struct view *v, size_t i); /* the lock is held; sets it up when it is first asked for */
+struct extent *view_extent(struct view *v, size_t i);    /* the lock is held; sets it up when it is first asked for */
 size_t view_unit_at(const struct view *v, uint64_t off); /* SIZE_MAX: none */
 void view_mark_used(struct view *v, uint64_t off, uint64_t len); /* units inside of this range */
-void view_lift(struct view *v, size_t first, size_t nr); /* takes poison off; no lock held */
+void view_lift(struct view *v, size_t first, size_t nr);         /* takes poison off; no lock held */
 
 void *reader_main(void *pager);
 void *worker_main(void *pager);
@@ -276,7 +277,8 @@ void *slow_main(void *pager);
 bool job_pump(struct pager *p); /* reader, lock held: starts what jobs want; true if there was progress */
 /* A demand may stand above the budget when nothing can be dropped; a gentle one drops only what no stage needs. */
 enum urgency { FILL_GENTLE, FILL_AHEAD, FILL_DEMAND };
-bool fill_start(struct pager *p, struct extent *x, enum urgency urgency); /* reader, lock held: false if no slot or no room */
+bool fill_start(struct pager *p, struct extent *x,
+		enum urgency urgency); /* reader, lock held: false if no slot or no room */
 
 /* job.c */
 void job_end(struct pager_job *j, int state);
@@ -304,7 +306,7 @@ struct view *registry_find(const void *address);
 /* Around registry_find() and what is done with its result; not to be jumped out of. */
 void registry_look(void);
 void registry_unlook(void);
-void registry_forked(void); /* fork's child: other threads are not here */
+void registry_forked(void);               /* fork's child: other threads are not here */
 struct view *registry_at(unsigned int i); /* NULL: free slot */
 unsigned int registry_max(void);
 

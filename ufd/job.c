@@ -35,12 +35,13 @@ static void job_settle(struct pager_job *j)
 			continue;
 		}
 		x = view_extent(v, j->tail);
-		if (x->state == EXT_READING || (x->state == EXT_READY && x->flags & X_WANT && !(x->flags & (X_OPEN | X_DROP))))
+		if (x->state == EXT_READING ||
+		    (x->state == EXT_READY && x->flags & X_WANT && !(x->flags & (X_OPEN | X_DROP))))
 			return;
 		if (x->state == EXT_FAILED) {
 			job_end(j, x->code == FAULT_CHANGED || x->code == FAULT_SHRANK ? -ESTALE :
-				   x->error					       ? x->error :
-										 -EIO);
+				   x->error                                            ? x->error :
+											 -EIO);
 			return;
 		}
 		/* READY and open; or EMPTY: was in memory and has been dropped again by somebody. */

@@ -35,10 +35,11 @@ int mmap_view_open(struct view *v, struct wd_err *err)
 			       (unsigned long long)(v->bytes / MiB));
 	/* Private and writable, so that a write makes a copy as in the other ways; with overcommit_memory=2 that would be
 	 * charged in full: then it becomes writable extent by extent. */
-	if (mmap(v->base, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED &&
+	if (mmap(v->base, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1,
+		 0) == MAP_FAILED &&
 	    v->nr_segs > 1)
-		return err_set(err, -errno, "%s: cannot map %llu MiB: %s", v->source->path, (unsigned long long)(v->bytes / MiB),
-			       strerror(errno));
+		return err_set(err, -errno, "%s: cannot map %llu MiB: %s", v->source->path,
+			       (unsigned long long)(v->bytes / MiB), strerror(errno));
 	for (size_t i = 0; i < v->nr_segs && r == 0; i++) {
 		const struct segment *seg = &v->segs[i];
 
@@ -48,15 +49,16 @@ int mmap_view_open(struct view *v, struct wd_err *err)
 			r = copy_segment(v, seg);
 			if (r < 0)
 				return err_set(err, r, "%s: cannot read %llu bytes at %llu: %s", v->source->path,
-					       (unsigned long long)seg->len, (unsigned long long)seg->file_off, strerror(-r));
+					       (unsigned long long)seg->len, (unsigned long long)seg->file_off,
+					       strerror(-r));
 			continue;
 		}
-		if (mmap(v->base + seg->arena_off, seg->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
-			 v->source->fd, (off_t)seg->file_off) != MAP_FAILED)
+		if (mmap(v->base + seg->arena_off, seg->len, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, v->source->fd, (off_t)seg->file_off) != MAP_FAILED)
 			continue;
 		v->read_only = true;
-		if (mmap(v->base + seg->arena_off, seg->len, PROT_READ, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, v->source->fd,
-			 (off_t)seg->file_off) == MAP_FAILED)
+		if (mmap(v->base + seg->arena_off, seg->len, PROT_READ, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
+			 v->source->fd, (off_t)seg->file_off) == MAP_FAILED)
 			return err_set(err, -errno, "%s: cannot map %llu MiB: %s", v->source->path,
 				       (unsigned long long)(seg->len / MiB), strerror(errno));
 	}
@@ -124,7 +126,8 @@ void mmap_view_stats(struct view *v, struct pager_stats *ret)
 	*ret = (struct pager_stats){ .budget_bytes = UINT64_MAX };
 	if (fd >= 0 && mapped_bytes(v))
 		(void)pagemap_scan(fd, v->base, MIN(round_up(mapped_bytes(v), page_bytes()), v->bytes), stats_run, ret);
-	if (v->bytes > round_up(mapped_bytes(v), page_bytes())) { /* aligned copies are private, but nobody wrote them */
+	if (v->bytes >
+	    round_up(mapped_bytes(v), page_bytes())) { /* aligned copies are private, but nobody wrote them */
 		struct pager_stats copies = { 0 };
 		uint64_t from = round_up(mapped_bytes(v), page_bytes());
 
@@ -155,7 +158,8 @@ static void *job_main(void *arg)
 				job_end(j, -EACCES);
 				return NULL;
 			}
-			if (off < map && madvise(v->base + off, round_up(MIN(len, map - off), page_bytes()), MADV_POPULATE_READ) < 0) {
+			if (off < map && madvise(v->base + off, round_up(MIN(len, map - off), page_bytes()),
+						 MADV_POPULATE_READ) < 0) {
 				int e = errno;
 
 				/* EFAULT: a page beyond the end of a file that shrank; EHWPOISON, EIO: unreadable. */

@@ -82,7 +82,8 @@ void ext_queue(struct extent *x, struct list *queue)
 	list_del(&x->queue);
 	if (queue)
 		list_add_tail(queue, &x->queue);
-	if (queue && (queue == &x->view->pager->open || queue == &x->view->pager->drop || queue == &x->view->pager->clear))
+	if (queue &&
+	    (queue == &x->view->pager->open || queue == &x->view->pager->drop || queue == &x->view->pager->clear))
 		(void)pthread_cond_signal(&x->view->pager->work);
 }
 
@@ -337,9 +338,10 @@ static int pager_setup(struct pager *p, struct wd_err *err)
 		return err_set(err, -EINVAL, "cannot start a pager: no such way (%d)", p->way);
 	r = p->way == WAY_USER ? uffd_open_user(&p->caps) : uffd_open(false, true, &p->caps);
 	if (r < 0)
-		return err_set(err, r == -EMFILE ? r : -EOPNOTSUPP,
-			       "cannot start a pager: userfaultfd is not allowed here (%s); see weightd doctor, or use WEIGHTD_MODE=mmap",
-			       strerror(-r));
+		return err_set(
+			err, r == -EMFILE ? r : -EOPNOTSUPP,
+			"cannot start a pager: userfaultfd is not allowed here (%s); see weightd doctor, or use WEIGHTD_MODE=mmap",
+			strerror(-r));
 	p->mms[0].uffd = r;
 	p->nr_mms = 1;
 	p->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -394,7 +396,8 @@ int pager_new(const struct pager_config *config, struct pager **ret, struct wd_e
 	p->epoll_fd = p->wake_fd = p->empty_fd = p->reserve_fd = p->pagemap_fd = p->fs.mount_fd = -1;
 	for (int i = 0; i < NR_MMS; i++)
 		p->mms[i].uffd = -1;
-	struct list *lists[] = { &p->demand, &p->ahead, &p->open, &p->drop, &p->clear, &p->jobs, &p->slow, &p->slow_done, &p->node };
+	struct list *lists[] = { &p->demand, &p->ahead, &p->open,      &p->drop, &p->clear,
+				 &p->jobs,   &p->slow,  &p->slow_done, &p->node };
 	for (size_t i = 0; i < ARRAY_SIZE(lists); i++)
 		list_init(lists[i]);
 	for (int i = 0; i < 3; i++)
@@ -566,7 +569,8 @@ static int view_publish(struct view *v, struct wd_err *err)
 	int r = registry_add(v);
 
 	if (r < 0)
-		return err_set(err, r, "%s: too many files are open in this process (limit %u)", v->source->path, registry_max());
+		return err_set(err, r, "%s: too many files are open in this process (limit %u)", v->source->path,
+			       registry_max());
 	for (;;) {
 		size_t nr = __atomic_load_n(&p->nr_views, __ATOMIC_RELAXED), i;
 		struct view **views = malloc((nr + 1) * sizeof(*views)), **old = NULL;
@@ -617,7 +621,8 @@ static struct view *view_shared(struct pager *p, const struct source *src, const
 	return found;
 }
 
-int view_open(struct pager *p, struct source *src, const struct view_layout *layout, struct view **ret, struct wd_err *err)
+int view_open(struct pager *p, struct source *src, const struct view_layout *layout, struct view **ret,
+	      struct wd_err *err)
 {
 	const struct segment *last = &layout->segs[layout->nr_segs - 1];
 	struct view *v = view_shared(p, src, layout);
@@ -868,7 +873,8 @@ int view_drop_units(struct view *v, size_t first, size_t nr)
 
 			if (!unit->len)
 				continue;
-			for (size_t i = unit->off / extent_bytes(); i <= (unit->off + unit->len - 1) / extent_bytes(); i++)
+			for (size_t i = unit->off / extent_bytes(); i <= (unit->off + unit->len - 1) / extent_bytes();
+			     i++)
 				if (v->ext[i].view && !used_in(v, i * extent_bytes(), ext_len(&v->ext[i])))
 					ext_ask_drop(&v->ext[i], now);
 		}
@@ -933,7 +939,7 @@ void view_set_class(struct view *v, enum view_class class)
 			}
 		}
 	}
-	v->class = (uint8_t)class;
+	v->class = (uint8_t) class;
 	pager_unlock(p, &saved);
 }
 
@@ -1040,7 +1046,8 @@ void pager_observe_drop(struct pager *p)
 	if (pager_way(p) == WAY_MMAP || p->pagemap_fd < 0)
 		return; /* nothing can be seen: nothing is dropped */
 	for (size_t i = 0; (v = view_hold(p, i)); i = view_let_go(v)) {
-		cleanup_free uint32_t *file = calloc(v->nr_ext, sizeof(*file)), *written = calloc(v->nr_ext, sizeof(*written));
+		cleanup_free uint32_t *file = calloc(v->nr_ext, sizeof(*file)),
+				      *written = calloc(v->nr_ext, sizeof(*written));
 		struct presence pr = { v, file, written };
 		uint64_t now = now_ns();
 
@@ -1103,7 +1110,8 @@ void view_lift(struct view *v, size_t first, size_t nr)
 			(void)madvise(at, page, MADV_DONTNEED);
 			continue;
 		}
-		if (mmap(at, page, PROT_NONE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, v->arena.fd, (off_t)(i * page)) != MAP_FAILED) {
+		if (mmap(at, page, PROT_NONE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, v->arena.fd,
+			 (off_t)(i * page)) != MAP_FAILED) {
 			(void)uffd_register(v->pager->mms[0].uffd, at, page, false);
 			(void)mprotect(at, page, v->read_only ? PROT_READ : PROT_READ | PROT_WRITE);
 		}

@@ -37,7 +37,7 @@ struct pager_caps {
 	int tmpfs_huge;       /* huge pages in it: fallocate gave one */
 	int memfd_huge;       /* a memfd gets huge pages (shmem_enabled) */
 	int io_uring;
-	int direct_io;        /* O_DIRECT reads in the folder that was asked about */
+	int direct_io; /* O_DIRECT reads in the folder that was asked about */
 	uint64_t page_bytes, extent_bytes;
 	uint64_t max_map_count;
 };
@@ -84,8 +84,8 @@ struct view_layout {
  */
 int view_open(struct pager *p, struct source *src, const struct view_layout *layout, struct view **ret,
 	      struct wd_err *err);
-struct view *view_unref(struct view *v); /* the last one waits for I/O in flight and unmaps. Returns NULL */
-unsigned char *view_base(const struct view *v); /* address of arena offset 0 */
+struct view *view_unref(struct view *v);          /* the last one waits for I/O in flight and unmaps. Returns NULL */
+unsigned char *view_base(const struct view *v);   /* address of arena offset 0 */
 struct source *view_source(const struct view *v); /* borrowed */
 
 /* ---- dropping (taking back). Asynchronous; pager_sync() waits. */
@@ -144,9 +144,9 @@ enum fault_code {
 struct fault_reason {
 	struct view *view;
 	enum fault_code code;
-	int error;       /* negative errno, or 0 */
-	uint64_t off;    /* arena offset */
-	size_t unit;     /* index in the layout's units, or SIZE_MAX */
+	int error;         /* negative errno, or 0 */
+	uint64_t off;      /* arena offset */
+	size_t unit;       /* index in the layout's units, or SIZE_MAX */
 	const char *stage; /* FAULT_FORBIDDEN: the one given to view_forbid() */
 };
 /* False: the address lies in no view, or nothing is known against it. */

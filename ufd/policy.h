@@ -32,7 +32,8 @@ struct policy_run {
  * `most`: never more than this (a part of the budget), at least 1.
  */
 #define POLICY_WINDOW_MAX 32 /* extents: 64 MiB; measured: no faster beyond */
-struct policy_run policy_read(struct policy_streams *streams, uint64_t at, uint64_t first, uint64_t last, uint64_t most);
+struct policy_run policy_read(struct policy_streams *streams, uint64_t at, uint64_t first, uint64_t last,
+			      uint64_t most);
 
 /* How many bytes to free when `need` more are wanted and `resident` are there: enough for `need`, and a reserve of
  * 1/32 of the budget (at most 64 extents) so that a reader of much data does not wait each time. */

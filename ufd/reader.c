@@ -17,8 +17,9 @@
 #include "lib/base/log.h"
 #include "ufd/hooks.h"
 
-#define STALE_FAILURE_NS 1000000000ull /* a failed read is not tried again before (a waiter's second fault, a bad disk) */
-#define SLOW_OPEN_NS 1000000ull        /* an UNREGISTER that takes longer is overtaken by a CONTINUE */
+#define STALE_FAILURE_NS \
+	1000000000ull           /* a failed read is not tried again before (a waiter's second fault, a bad disk) */
+#define SLOW_OPEN_NS 1000000ull /* an UNREGISTER that takes longer is overtaken by a CONTINUE */
 #define DIRECT_MIN_LEN (128 * 1024u)
 
 /* Ends a use of the view; its closing waits for the last one. */
@@ -111,8 +112,12 @@ bool fill_start(struct pager *p, struct extent *x, enum urgency urgency)
 	}
 	for (f = p->fills; f->used; f++)
 		;
-	*f = (struct fill){ .used = true, .view = v, .ext = ext_index(x), .demand = demand,
-			    .pos = ext_off(x), .end = ext_off(x) + len };
+	*f = (struct fill){ .used = true,
+			    .view = v,
+			    .ext = ext_index(x),
+			    .demand = demand,
+			    .pos = ext_off(x),
+			    .end = ext_off(x) + len };
 	list_init(&f->queue);
 	p->nr_fills++;
 	p->nr_fills_ahead += !demand;
@@ -336,7 +341,8 @@ static void fill_go(struct pager *p, struct fill *f)
 			own_unlock(p);
 			fill_done(p, f);
 			/* Held twice otherwise. (What others have mapped stays.) It may take a while: after the waiters. */
-			(void)posix_fadvise(v->source->fd, (off_t)piece.file_off, (off_t)piece.len, POSIX_FADV_DONTNEED);
+			(void)posix_fadvise(v->source->fd, (off_t)piece.file_off, (off_t)piece.len,
+					    POSIX_FADV_DONTNEED);
 			view_idle(v);
 			return;
 		}
@@ -462,7 +468,8 @@ static void poison(struct pager *p, int mm, struct view *v, uint64_t off)
 		if (mm)
 			return;
 		if (pagemap_scan(p->pagemap_fd, at, page_bytes(), any_run, NULL) == 0 &&
-		    mmap(at, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, p->empty_fd, 0) != MAP_FAILED)
+		    mmap(at, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, p->empty_fd, 0) !=
+			    MAP_FAILED)
 			r = 0;
 	}
 	if (r == 0 && mm == 0)
@@ -589,7 +596,8 @@ static bool fault(struct pager *p, int mm, struct view *v, uint64_t off)
 		for (int i = 0; i < NR_FILLS; i++) {
 			struct fill *f = &p->fills[i];
 
-			if (f->used && f->view == v && f->ext == at && f->slow && !list_empty(&f->queue) && !f->slow_started) {
+			if (f->used && f->view == v && f->ext == at && f->slow && !list_empty(&f->queue) &&
+			    !f->slow_started) {
 				list_del(&f->queue);
 				list_add_head(&p->slow, &f->queue);
 			}

@@ -71,7 +71,8 @@ struct view *registry_find(const void *address)
 	for (unsigned int i = 0; i < atomic_load(&used); i++) {
 		struct view *v = atomic_load(&slots[i]);
 
-		if (v && (const unsigned char *)address >= v->base && (const unsigned char *)address < v->base + v->bytes)
+		if (v && (const unsigned char *)address >= v->base &&
+		    (const unsigned char *)address < v->base + v->bytes)
 			return v;
 	}
 	return NULL;

@@ -14,7 +14,6 @@
 #define MADV_POPULATE_READ 22 /* 5.14 */
 #endif
 
-
 static int64_t read_hooked(struct view *v, const struct segment *piece)
 {
 	struct source *s = v->source;

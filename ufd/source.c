@@ -70,7 +70,8 @@ static int open_failed(const char *path, int error, struct wd_err *err)
 			       error == -ELOOP ? "which leads in a circle" : "which does not exist");
 	}
 	if (error == -EMFILE || error == -ENFILE)
-		return err_set(err, error, "%s: no file descriptor left; raise the limit (ulimit -n, RLIMIT_NOFILE)", path);
+		return err_set(err, error, "%s: no file descriptor left; raise the limit (ulimit -n, RLIMIT_NOFILE)",
+			       path);
 	return err_set(err, error, "%s: cannot open: %s", path, strerror(-error));
 }
 
@@ -141,7 +142,8 @@ void source_direct_refused(struct source *s, int error)
 {
 	atomic_store(&s->direct_refused, true);
 	if (!atomic_exchange(&s->direct_told, true))
-		log_info("%s: direct reads are refused (%s), reading through the page cache", s->path, strerror(-error));
+		log_info("%s: direct reads are refused (%s), reading through the page cache", s->path,
+			 strerror(-error));
 }
 
 struct source *source_ref(struct source *s)

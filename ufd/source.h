@@ -24,9 +24,9 @@ struct source_id {
 
 struct source {
 	unsigned int nr_refs;
-	int fd;            /* buffered description */
-	int direct_fd;     /* O_DIRECT description, or -1: small file, or refused at open */
-	uint32_t align;    /* of offset, length and memory of a direct read, bytes */
+	int fd;                      /* buffered description */
+	int direct_fd;               /* O_DIRECT description, or -1: small file, or refused at open */
+	uint32_t align;              /* of offset, length and memory of a direct read, bytes */
 	_Atomic bool direct_refused; /* direct reads do not work for this source */
 	_Atomic bool direct_told;    /* and the log has said so */
 	_Atomic bool changed;

@@ -188,8 +188,7 @@ int uffd_register(int fd, void *addr, uint64_t len, bool wp)
 {
 	struct uffdio_register reg = {
 		.range = { (uintptr_t)addr, len },
-		.mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR |
-			(wp ? UFFDIO_REGISTER_MODE_WP : 0),
+		.mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR | (wp ? UFFDIO_REGISTER_MODE_WP : 0),
 	};
 
 	return ioctl(fd, UFFDIO_REGISTER, &reg) < 0 ? -errno : 0;
@@ -352,7 +351,8 @@ static int pagemap_scan_old(int fd, const void *addr, uint64_t len, int (*fn)(vo
 		if (n <= 0)
 			return n < 0 ? -errno : -EIO;
 		for (uint64_t i = 0; i < (uint64_t)n / 8; i++, a += page) {
-			bool present = entries[i] >> 63 & 1, swapped = entries[i] >> 62 & 1, file = entries[i] >> 61 & 1;
+			bool present = entries[i] >> 63 & 1, swapped = entries[i] >> 62 & 1,
+			     file = entries[i] >> 61 & 1;
 
 			if (run.end == a && run.present == present && run.swapped == swapped && run.file == file &&
 			    (present || swapped)) {
@@ -397,7 +397,7 @@ int pagemap_scan(int fd, const void *addr, uint64_t len, int (*fn)(void *, const
 			return -errno;
 		for (int i = 0; i < n; i++) {
 			uint64_t c = regions[i].categories;
-			struct page_run run = { regions[i].start,       regions[i].end,        (c & PM_PRESENT) != 0,
+			struct page_run run = { regions[i].start,      regions[i].end,     (c & PM_PRESENT) != 0,
 						(c & PM_SWAPPED) != 0, (c & PM_FILE) != 0, (c & PM_HUGE) != 0 };
 
 			r = fn(arg, &run);

@@ -12,9 +12,9 @@
 #include "lib/base/base.h"
 
 struct uffd_caps {
-	bool user_only;     /* kernel-mode faults give EFAULT */
+	bool user_only; /* kernel-mode faults give EFAULT */
 	bool event_fork;
-	bool wp;            /* write-protect on shmem */
+	bool wp; /* write-protect on shmem */
 	bool exact_address;
 	bool poison;
 };

@@ -350,7 +350,7 @@ static void take_back(struct pager *p)
 			bytes += ext_len(x);
 			ext_unreserve(x);
 		} else if (now > x->drop_ns) {
-			ext_drop_done(x, X_DROP); /* given up; it stays READY */
+			ext_drop_done(x, X_DROP);     /* given up; it stays READY */
 			p->evict_failed |= EVICT_ANY; /* whoever waits for this room must not wait for ever */
 			pager_wake_reader(p);
 		}
@@ -433,7 +433,8 @@ static int clear_run_moving(struct pager *p, struct run *r, bool arm)
 		/* What was moved back is not registered: open. */
 		if ((e < 0 || written) && mremap(scratch, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, at) == MAP_FAILED)
 			abort(); /* the written pages have no other place: going on would lose them */
-		(void)mmap(scratch, extent_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
+		(void)mmap(scratch, extent_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE,
+			   -1, 0);
 		r->view->ext[r->first + i].written = (uint16_t)MIN(written, (uint32_t)UINT16_MAX);
 	}
 	if (scratch)
@@ -474,8 +475,8 @@ static int clear_run(struct pager *p, struct run *r, bool arm)
 				pager_hooks.in_window();
 			e = pagemap_scan(p->pagemap_fd, at, len, clean_run, &clean);
 			for (size_t i = 0; e == 0 && i < clean.nr; i++)
-				if (madvise((void *)(uintptr_t)clean.clean[i].start, clean.clean[i].end - clean.clean[i].start,
-					    MADV_DONTNEED) < 0)
+				if (madvise((void *)(uintptr_t)clean.clean[i].start,
+					    clean.clean[i].end - clean.clean[i].start, MADV_DONTNEED) < 0)
 					e = -errno; /* EINVAL: locked by mlock */
 		}
 		(void)uffd_writeprotect(fd, at, len, false);
@@ -490,7 +491,8 @@ static int clear_run(struct pager *p, struct run *r, bool arm)
 		/* Where nothing was written, the page table goes, too: else the extent would be mapped page by page from now
 		 * on. Nobody can put anything there: it is still registered. */
 		if (clean.written[i] == 0)
-			(void)madvise(at + i * extent_bytes(), MIN(extent_bytes(), len - i * extent_bytes()), MADV_DONTNEED);
+			(void)madvise(at + i * extent_bytes(), MIN(extent_bytes(), len - i * extent_bytes()),
+				      MADV_DONTNEED);
 		r->view->ext[r->first + i].written = (uint16_t)MIN(clean.written[i], (uint32_t)UINT16_MAX);
 	}
 	(void)pthread_mutex_unlock(&clean_lock);
@@ -535,7 +537,7 @@ static void clear_taken(struct pager *p, struct run *r, bool arm)
 			ext_open_flags(x, false);
 		if (!arm && e < 0)
 			x->flags |= X_TOUCHED; /* it cannot be seen: taken as touched, so it is not dropped for it */
-		ext_settle(x); /* X_WAIT: was parked */
+		ext_settle(x);                 /* X_WAIT: was parked */
 	}
 }
 
@@ -578,8 +580,8 @@ static void arm_oldest(struct pager *p, int class, uint64_t target)
 
 		if (list_empty(&p->lru[class][LRU_OPEN]) || !list_empty(&p->open) || p->stop || !window_begin())
 			return;
-		while (r.nr < MIN(left, (size_t)RUN_MAX) && r.first + r.nr < r.view->nr_ext && x->view && x->state == EXT_READY &&
-		       (x->flags & X_OPEN) && !list_empty(&x->lru) && x->inflight == 0) {
+		while (r.nr < MIN(left, (size_t)RUN_MAX) && r.first + r.nr < r.view->nr_ext && x->view &&
+		       x->state == EXT_READY && (x->flags & X_OPEN) && !list_empty(&x->lru) && x->inflight == 0) {
 			ext_lru(x, -1, false);
 			r.nr++;
 			x++;
@@ -620,7 +622,8 @@ static uint64_t evict_from(struct pager *p, int class, int list, uint64_t bytes,
  * stage mark: a system call on an armed page would fail. */
 static void evict(struct pager *p)
 {
-	uint64_t budget = __atomic_load_n(&p->budget, __ATOMIC_RELAXED), now = now_ns(), need = p->evict_need, nr, got = 0, want;
+	uint64_t budget = __atomic_load_n(&p->budget, __ATOMIC_RELAXED), now = now_ns(), need = p->evict_need, nr,
+		 got = 0, want;
 	bool any = p->evict_any;
 
 	want = policy_excess(p->resident, need, budget, extent_bytes());
@@ -739,7 +742,8 @@ void *worker_main(void *arg)
 
 	own_lock(p);
 	while (!p->stop) {
-		if (!p->budget_set && (p->resident || p->evict_need) && now_ns() - p->budget_checked_ns > BUDGET_CHECK_NS) {
+		if (!p->budget_set && (p->resident || p->evict_need) &&
+		    now_ns() - p->budget_checked_ns > BUDGET_CHECK_NS) {
 			p->budget_checked_ns = now_ns();
 			own_unlock(p);
 			view_budget_refresh(p);

@@ -17,7 +17,12 @@
 /* Names made unique, so that one may be an argument of the other (-Wshadow). */
 #define BASE_CAT_(a, b) a##b
 #define BASE_CAT(a, b) BASE_CAT_(a, b)
-#define BASE_PICK(a, op, b, x, y) ({ __typeof__(a) x = (a); __typeof__(b) y = (b); x op y ? x : y; })
+#define BASE_PICK(a, op, b, x, y)      \
+	({                             \
+		__typeof__(a) x = (a); \
+		__typeof__(b) y = (b); \
+		x op y ? x : y;        \
+	})
 #define MIN(a, b) BASE_PICK(a, <, b, BASE_CAT(a_, __COUNTER__), BASE_CAT(b_, __COUNTER__))
 #define MAX(a, b) BASE_PICK(a, >, b, BASE_CAT(a_, __COUNTER__), BASE_CAT(b_, __COUNTER__))
 
@@ -63,8 +68,18 @@ static inline void fclose_p(FILE **f)
 #define cleanup_fclose cleanup(fclose_p)
 
 /* Hand ownership over: the variable is NULL (or -1) afterwards. */
-#define TAKE_PTR(p) ({ __typeof__(p) taken_ = (p); (p) = NULL; taken_; })
-#define TAKE_FD(fd) ({ int taken_ = (fd); (fd) = -1; taken_; })
+#define TAKE_PTR(p)                         \
+	({                                  \
+		__typeof__(p) taken_ = (p); \
+		(p) = NULL;                 \
+		taken_;                     \
+	})
+#define TAKE_FD(fd)                \
+	({                         \
+		int taken_ = (fd); \
+		(fd) = -1;         \
+		taken_;            \
+	})
 
 /* One line for a person, filled beside a negative errno. Caller's memory; NULL is accepted everywhere. */
 struct wd_err {

@@ -18,10 +18,10 @@ extern _Atomic int log_max;
 
 void log_write(enum log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-#define log_at(level, ...)                                                       \
-	do {                                                                     \
+#define log_at(level, ...)                                                                \
+	do {                                                                              \
 		if ((int)(level) <= atomic_load_explicit(&log_max, memory_order_relaxed)) \
-			log_write((level), __VA_ARGS__);                         \
+			log_write((level), __VA_ARGS__);                                  \
 	} while (0)
 #define log_error(...) log_at(LOG_LEVEL_ERROR, __VA_ARGS__)
 #define log_info(...) log_at(LOG_LEVEL_INFO, __VA_ARGS__)
