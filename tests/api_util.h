@@ -40,9 +40,9 @@ extern char *test_dir;
 /* The call gives this error, and wd_error() is one line that has all of these words ("a|b"). */
 #define ck_fails(r, error, words) failed_with(__LINE__, (r), (error), (words))
 void failed_with(int line, int r, int error, const char *words);
-#define ck_works(call)                                                                          \
-	do {                                                                                    \
-		int r_ = (call);                                                                \
+#define ck_works(call)                                                                           \
+	do {                                                                                     \
+		int r_ = (call);                                                                 \
 		ck_assert_msg(r_ == 0, "%s: %d (%s): %s", #call, r_, strerror(-r_), wd_error()); \
 	} while (0)
 

@@ -44,8 +44,11 @@ START_TEST(test_larger_than_the_budget)
 	struct wd_plan *plan;
 
 	for (size_t i = 0; i < NR; i++) {
-		t[i] = (struct data_tensor){ .name = data_text("w%zu", i), .dtype = "U8", .ndim = 1,
-					     .shape = { i == 9 ? 20 * (int64_t)MiB + 5 : (int64_t)(2 * MiB - 700 * KiB + i * 99991) } };
+		t[i] = (struct data_tensor){ .name = data_text("w%zu", i),
+					     .dtype = "U8",
+					     .ndim = 1,
+					     .shape = { i == 9 ? 20 * (int64_t)MiB + 5 :
+								 (int64_t)(2 * MiB - 700 * KiB + i * 99991) } };
 	}
 	(void)data_write_safetensors(path, t, NR, &(struct data_opts){ .seed = 21 });
 	for (size_t i = 0; i < NR; i++) {
@@ -66,7 +69,9 @@ START_TEST(test_larger_than_the_budget)
 			for (int pass = 0; pass < 2; pass++) {
 				pass_mark(wd, marks, pass);
 				for (size_t i = 0; i < NR; i++) {
-					size_t k = order == FORWARD ? i : order == BACKWARD ? NR - 1 - i : rnd(&seed) % NR;
+					size_t k = order == FORWARD  ? i :
+						   order == BACKWARD ? NR - 1 - i :
+								       rnd(&seed) % NR;
 
 					/* With user-mode faults nothing is dropped but where the program says so. */
 					if (_i == WD_WAY_USER)
@@ -164,8 +169,9 @@ START_TEST(test_misaligned_is_dropped_and_rebuilt)
 		struct wd_model *m;
 
 		(void)unlink(path);
-		(void)data_write_safetensors(path, t, ARRAY_SIZE(t),
-					     &(struct data_opts){ .seed = residue + 1, .align = 64, .residue = residue });
+		(void)data_write_safetensors(
+			path, t, ARRAY_SIZE(t),
+			&(struct data_opts){ .seed = residue + 1, .align = 64, .residue = residue });
 		m = opened(wd, path, NULL);
 		for (size_t i = 0; i < ARRAY_SIZE(t); i++) {
 			const struct wd_tensor *w = wd_model_tensor_at(m, i);
@@ -205,10 +211,10 @@ END_TEST
 
 /* How a program saves a model under the name that it was loaded from. */
 enum saving {
-	IN_PLACE,   /* over the old bytes */
-	TRUNCATED,  /* open(path, "wb") */
-	ALLOCATED,  /* the same, with the new size set first: holes where nothing is written yet */
-	IN_ORDER,   /* in place, in another order of the tensors: each over its neighbour's bytes */
+	IN_PLACE,  /* over the old bytes */
+	TRUNCATED, /* open(path, "wb") */
+	ALLOCATED, /* the same, with the new size set first: holes where nothing is written yet */
+	IN_ORDER,  /* in place, in another order of the tensors: each over its neighbour's bytes */
 	NR_SAVINGS,
 };
 
@@ -242,7 +248,8 @@ static void *save(void *arg)
 		const struct wd_tensor *t = wd_model_tensor_at(s->m, i);
 
 		for (uint64_t off = 0; off < t->nbytes;) {
-			ssize_t n = pwrite(fd, (const char *)t->data + off, t->nbytes - off, (off_t)(saved_at(s, i) + off));
+			ssize_t n =
+				pwrite(fd, (const char *)t->data + off, t->nbytes - off, (off_t)(saved_at(s, i) + off));
 
 			if (n < 0) {
 				s->error = errno;
@@ -273,8 +280,8 @@ static unsigned int old_or_reason(const struct saver *s)
 				continue;
 			}
 			why = wd_fault_reason(at);
-			ck_assert_msg(why && strstr(why, s->path) && strstr(why, t->name) && !strchr(why, '\n'), "reason: %s",
-				      why ? why : "none");
+			ck_assert_msg(why && strstr(why, s->path) && strstr(why, t->name) && !strchr(why, '\n'),
+				      "reason: %s", why ? why : "none");
 			nr_failed++;
 			break;
 		}
@@ -320,8 +327,8 @@ START_TEST(test_saved_over_its_own_source)
 			continue;
 		}
 		if (populated) /* all of it was in memory: saving must work */
-			ck_assert_msg(!s.error && s.nr_saved == SAVED_TENSORS, "case %d: %s after %zu tensors", k, strerror(s.error),
-				      s.nr_saved);
+			ck_assert_msg(!s.error && s.nr_saved == SAVED_TENSORS, "case %d: %s after %zu tensors", k,
+				      strerror(s.error), s.nr_saved);
 		for (size_t i = 0; i < s.nr_saved; i++) {
 			const struct wd_tensor *t = wd_model_tensor_at(s.m, i);
 			cleanup_free unsigned char *buf = malloc(t->nbytes);
@@ -337,7 +344,8 @@ START_TEST(test_saved_over_its_own_source)
 		(void)old_or_reason(&s);
 		/* The header's own bytes count: nobody may go on with a file that is another one now. */
 		if (s.nr_saved || s.how != IN_PLACE)
-			ck_fails(wd_tensor_read(s.m, wd_model_tensor(s.m, "t0"), 0, &byte, 1), -ESTALE, "saved.safetensors|t0|changed");
+			ck_fails(wd_tensor_read(s.m, wd_model_tensor(s.m, "t0"), 0, &byte, 1), -ESTALE,
+				 "saved.safetensors|t0|changed");
 		wd_model_close(s.m);
 		wd_disconnect(wd);
 	}
@@ -389,7 +397,8 @@ static int use_twice(int way, const char *path, uint64_t seed)
 		for (size_t i = 0; i < wd_model_nr_tensors(m); i++)
 			if (!tensor_is_right(wd_model_tensor_at(m, i), seed))
 				return 2;
-		*(unsigned char *)wd_model_tensor_at(m, 0)->data ^= 1; /* a private page needs no right to write the file */
+		*(unsigned char *)wd_model_tensor_at(m, 0)->data ^=
+			1; /* a private page needs no right to write the file */
 		*(unsigned char *)wd_model_tensor_at(m, 0)->data ^= 1;
 		if (wd_model_release(m) < 0 || wd_sync(wd) < 0)
 			return 3;
@@ -495,7 +504,8 @@ static void storm_step(struct storm *s, struct wd_model *m, size_t k)
 		ck_works(wd_job_progress(job, &p));
 		if (rnd(&s->seed) % 2) {
 			r = wd_job_wait(job, (int)(rnd(&s->seed) % 20));
-			ck_assert_msg(r == 0 || r == -ECANCELED || r == -ETIMEDOUT || r == -ENOSPC, "%d: %s", r, wd_error());
+			ck_assert_msg(r == 0 || r == -ECANCELED || r == -ETIMEDOUT || r == -ENOSPC, "%d: %s", r,
+				      wd_error());
 		}
 		wd_job_free(job);
 		break;
@@ -614,7 +624,8 @@ static void *toucher(void *arg)
  * on models; a close that is not the last one and unmaps nothing. */
 START_TEST(test_wd_goes_before_its_models)
 {
-	cleanup_free char *path = make_model("last.safetensors", 4, 3 * MiB, 40), *other = make_model("other.safetensors", 2, MiB, 41);
+	cleanup_free char *path = make_model("last.safetensors", 4, 3 * MiB, 40),
+			  *other = make_model("other.safetensors", 2, MiB, 41);
 	unsigned int fds, threads;
 
 	wd_disconnect(connected(_i, 0, 0)); /* what libraries set up once */
@@ -702,9 +713,11 @@ static int child_lives_on(const struct parent *p)
 		return 7;
 	}
 	wd_job_free(job);
-	if (wd_stage_begin(p->wd, "child") < 0 || wd_model_release(p->m) < 0 || wd_sync(p->wd) < 0 || wd_stage_end(p->wd) < 0)
+	if (wd_stage_begin(p->wd, "child") < 0 || wd_model_release(p->m) < 0 || wd_sync(p->wd) < 0 ||
+	    wd_stage_end(p->wd) < 0)
 		return 8;
-	if (!tensor_is_right(wd_model_tensor(p->m, "t0"), 42) || *(unsigned char *)wd_model_tensor(p->m, "t2")->data != 0x5A)
+	if (!tensor_is_right(wd_model_tensor(p->m, "t0"), 42) ||
+	    *(unsigned char *)wd_model_tensor(p->m, "t2")->data != 0x5A)
 		return 9;
 	if (wd_connect(NULL, &own) < 0)
 		return 10;
@@ -744,7 +757,8 @@ static int connected_parent(void *arg)
 	char said = 99;
 
 	if (wd_connect(&o, &p->wd) < 0 || wd_model_open(p->wd, p->path, NULL, &p->m) < 0 ||
-	    wd_model_open(p->wd, p->path, &(struct wd_model_options){ .size = sizeof(struct wd_model_options), .name = "other" },
+	    wd_model_open(p->wd, p->path,
+			  &(struct wd_model_options){ .size = sizeof(struct wd_model_options), .name = "other" },
 			  &p->other) < 0)
 		return 50;
 	if (!tensor_is_right(wd_model_tensor(p->m, "t0"), 42))
@@ -756,7 +770,8 @@ static int connected_parent(void *arg)
 	if (r != 0)
 		return r;
 	/* The parent went on undisturbed, and ends before its child. */
-	if (!tensor_is_right(wd_model_tensor(p->m, "t3"), 42) || wd_model_release(p->m) < 0 || wd_sync(p->wd) < 0 || pipe(fd) < 0)
+	if (!tensor_is_right(wd_model_tensor(p->m, "t3"), 42) || wd_model_release(p->m) < 0 || wd_sync(p->wd) < 0 ||
+	    pipe(fd) < 0)
 		return 53;
 	p->out = fd[1];
 	{
@@ -797,7 +812,8 @@ static int daemonise(void *arg)
 
 	o.way &= 0xff;
 	if (wd_connect(&o, &p->wd) < 0 || wd_model_open(p->wd, p->path, NULL, &p->m) < 0 ||
-	    wd_model_open(p->wd, p->path, &(struct wd_model_options){ .size = sizeof(struct wd_model_options), .name = "other" },
+	    wd_model_open(p->wd, p->path,
+			  &(struct wd_model_options){ .size = sizeof(struct wd_model_options), .name = "other" },
 			  &p->other) < 0)
 		return 50;
 	if (!tensor_is_right(wd_model_tensor(p->m, "t0"), 42))

@@ -117,7 +117,6 @@ struct mm {
 struct waiting {
 	struct extent *ext; /* NULL: free */
 	uint64_t address, since_ns;
-	int mm;
 };
 #define NR_WAITING 256
 
@@ -212,7 +211,6 @@ struct pager {
 	uint64_t budget_checked_ns;
 	int pagemap_fd;
 	unsigned int max_borders, borders;
-	bool working;
 
 	/* the slow reader */
 	pthread_cond_t slow_work;
@@ -240,6 +238,13 @@ static inline unsigned char *view_sentinel(const struct view *v)
 }
 
 uint64_t now_ns(void);
+
+/* Ends a use of the view (`busy`); its closing waits for the last one. The lock is held. */
+static inline void view_idle(struct view *v)
+{
+	if (--v->busy == 0 && v->dying)
+		(void)pthread_cond_broadcast(&v->pager->changed);
+}
 
 /* Locking: signals are blocked meanwhile, since a handler may touch a weight, and the pager needs the lock to serve it. */
 void pager_lock(struct pager *p, sigset_t *saved);

@@ -467,7 +467,8 @@ bool pager_is_forked(const struct pager *p)
 static bool layout_equal(const struct view *v, const struct view_layout *l)
 {
 	return v->nr_segs == l->nr_segs && !memcmp(v->segs, l->segs, l->nr_segs * sizeof(*l->segs)) &&
-	       v->nr_units == l->nr_units && !memcmp(v->units, l->units, l->nr_units * sizeof(*l->units));
+	       v->nr_units == l->nr_units &&
+	       (!l->nr_units || !memcmp(v->units, l->units, l->nr_units * sizeof(*l->units)));
 }
 
 static uint64_t poison_bytes(const struct view *v)
@@ -661,7 +662,8 @@ int view_open(struct pager *p, struct source *src, const struct view_layout *lay
 	v->nr_segs = layout->nr_segs;
 	memcpy(v->segs, layout->segs, layout->nr_segs * sizeof(*v->segs));
 	v->nr_units = layout->nr_units;
-	memcpy(v->units, layout->units, layout->nr_units * sizeof(*v->units));
+	if (layout->nr_units)
+		memcpy(v->units, layout->units, layout->nr_units * sizeof(*v->units));
 	for (size_t i = 0; i < v->nr_units; i++)
 		v->unit_max_bytes = MAX(v->unit_max_bytes, v->units[i].len);
 	r = v->mmap ? mmap_view_open(v, err) : view_map(v, err);
@@ -676,7 +678,7 @@ int view_open(struct pager *p, struct source *src, const struct view_layout *lay
 }
 
 /* An extent's lists are set up when it is first looked at: a 200 GiB file has 100,000 of them. */
-static struct extent *extent_get(struct view *v, size_t i)
+struct extent *view_extent(struct view *v, size_t i)
 {
 	struct extent *x = &v->ext[i];
 
@@ -686,11 +688,6 @@ static struct extent *extent_get(struct view *v, size_t i)
 		x->view = v;
 	}
 	return x;
-}
-
-struct extent *view_extent(struct view *v, size_t i)
-{
-	return extent_get(v, i);
 }
 
 static void view_forget(struct view *v)
@@ -972,8 +969,7 @@ static size_t view_let_go(struct view *v)
 	pager_lock(p, &saved);
 	for (i = 0; i < p->nr_views && p->views[i] != v; i++)
 		;
-	if (--v->busy == 0 && v->dying)
-		(void)pthread_cond_broadcast(&p->changed);
+	view_idle(v);
 	pager_unlock(p, &saved);
 	return i + 1;
 }

@@ -22,14 +22,13 @@
 #define SLOW_OPEN_NS 1000000ull /* an UNREGISTER that takes longer is overtaken by a CONTINUE */
 #define DIRECT_MIN_LEN (128 * 1024u)
 
-/* Ends a use of the view; its closing waits for the last one. */
-static void view_idle(struct view *v)
+/* view_idle() without the lock. */
+static void view_done(struct view *v)
 {
 	struct pager *p = v->pager;
 
 	own_lock(p);
-	if (--v->busy == 0 && v->dying)
-		(void)pthread_cond_broadcast(&p->changed);
+	view_idle(v);
 	own_unlock(p);
 }
 
@@ -202,7 +201,7 @@ static void fill_done(struct pager *p, struct fill *f)
 	for (int i = failed ? 0 : 1; i < p->nr_mms; i++)
 		if (p->mms[i].uffd >= 0)
 			(void)uffd_wake(p->mms[i].uffd, v->base + wake_off, wake_len);
-	view_idle(v);
+	view_done(v);
 }
 
 static struct request *request_get(struct pager *p)
@@ -343,7 +342,7 @@ static void fill_go(struct pager *p, struct fill *f)
 			/* Held twice otherwise. (What others have mapped stays.) It may take a while: after the waiters. */
 			(void)posix_fadvise(v->source->fd, (off_t)piece.file_off, (off_t)piece.len,
 					    POSIX_FADV_DONTNEED);
-			view_idle(v);
+			view_done(v);
 			return;
 		}
 	}
@@ -579,7 +578,7 @@ static bool fault(struct pager *p, int mm, struct view *v, uint64_t off)
 		if (!again && p->nr_waiting < NR_WAITING) {
 			while (w->ext)
 				w++;
-			*w = (struct waiting){ x, (uintptr_t)v->base + off, now_ns(), mm };
+			*w = (struct waiting){ x, (uintptr_t)v->base + off, now_ns() };
 			p->nr_waiting++;
 		}
 	} else if (x->state == EXT_READY) {
@@ -642,7 +641,7 @@ static void on_fault(struct pager *p, int mm, const struct uffd_msg_info *m)
 		own_unlock(p);
 	} else if (again) /* no room to note it: it faults again */
 		(void)uffd_wake(p->mms[mm].uffd, v->base + round_down(off, page_bytes()), page_bytes());
-	view_idle(v);
+	view_done(v);
 }
 
 /* A child in flight. Its userfaultfd is in the table before fork_seq is even again: a take-back that finds the address
@@ -747,8 +746,7 @@ static bool overtake(struct pager *p)
 		(void)uffd_continue(p->mms[0].uffd, page, page_bytes());
 		own_lock(p);
 		x->inflight--;
-		if (--v->busy == 0 && v->dying)
-			(void)pthread_cond_broadcast(&p->changed);
+		view_idle(v);
 	}
 	own_unlock(p);
 	return watched;

@@ -326,8 +326,6 @@ int uffd_read(int fd, struct uffd_msg_info *ret, int max)
 		if (msgs[i].event == UFFD_EVENT_PAGEFAULT) {
 			m->event = EVENT_FAULT;
 			m->address = msgs[i].arg.pagefault.address;
-			m->write = msgs[i].arg.pagefault.flags & UFFD_PAGEFAULT_FLAG_WRITE;
-			m->wp = msgs[i].arg.pagefault.flags & UFFD_PAGEFAULT_FLAG_WP;
 		} else if (msgs[i].event == UFFD_EVENT_FORK) {
 			m->event = EVENT_FORK;
 			m->child_fd = (int)msgs[i].arg.fork.ufd;

@@ -61,8 +61,7 @@ enum uffd_event { EVENT_FAULT, EVENT_FORK, EVENT_OTHER };
 struct uffd_msg_info {
 	enum uffd_event event;
 	uint64_t address; /* EVENT_FAULT; exact where the kernel gives it */
-	bool write, wp;
-	int child_fd; /* EVENT_FORK: the child's userfaultfd, now the caller's */
+	int child_fd;     /* EVENT_FORK: the child's userfaultfd, now the caller's */
 };
 /* Reads up to `max` (at most 64). Return: how many; -EAGAIN nothing there; -EMFILE no fd for a child's (the event
  * stays); others. A fork event is always the last of a batch. */

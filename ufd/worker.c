@@ -38,19 +38,13 @@ static unsigned char *run_at(const struct run *r)
 	return r->view->base + run_off(r);
 }
 
-static void idle(struct view *v)
-{
-	if (--v->busy == 0 && v->dying)
-		(void)pthread_cond_broadcast(&v->pager->changed);
-}
-
 static bool in_queue(const struct extent *x, uint32_t flags, uint8_t state)
 {
 	return x->view && x->state == state && (x->flags & flags) && !list_empty(&x->queue) && !(x->flags & X_TAKING);
 }
 
 /* The first extent of a queue and those that follow it in the view and want the same. Takes them out; the view stays
- * until idle(). The lock is held. */
+ * until view_idle(). The lock is held. */
 static struct run take_run(struct list *queue, uint32_t flags)
 {
 	struct extent *x = container_of(queue->next, struct extent, queue);
@@ -171,7 +165,7 @@ static void open_run(struct pager *p)
 		zap(&r);
 		own_lock(p);
 	}
-	idle(v);
+	view_idle(v);
 	if (!list_empty(&p->jobs))
 		pager_wake_reader(p);
 }
@@ -200,7 +194,7 @@ static void open_child(struct pager *p)
 			(void)uffd_wake(p->mms[c.mm].uffd, run_at(&r), run_len(&r)); /* it faults again */
 	}
 	own_lock(p);
-	idle(v);
+	view_idle(v);
 }
 
 /* ------------------------------------------------------------------ arming */
@@ -324,7 +318,7 @@ static void take_back(struct pager *p)
 		ext_queue(&v->ext[r.first + i], &p->drop);
 	r.nr = nr;
 	if (!nr) {
-		idle(v);
+		view_idle(v);
 		breathe(p);
 		return;
 	}
@@ -358,7 +352,7 @@ static void take_back(struct pager *p)
 	}
 	v->stats.dropped_bytes += bytes;
 	p->stats.dropped_bytes += bytes;
-	idle(v);
+	view_idle(v);
 	pager_wake_reader(p); /* there is room; or a job waits for what stays */
 	if (!done)
 		breathe(p);
@@ -565,7 +559,7 @@ static void clear_queued(struct pager *p)
 		window_end();
 		breathe(p);
 	}
-	idle(r.view);
+	view_idle(r.view);
 }
 
 /* ------------------------------------------------------------------ making room */
@@ -595,7 +589,7 @@ static void arm_oldest(struct pager *p, int class, uint64_t target)
 		left -= r.nr;
 		r.view->busy++;
 		clear_taken(p, &r, true);
-		idle(r.view);
+		view_idle(r.view);
 	}
 }
 
@@ -689,7 +683,7 @@ static void reap(struct pager *p)
 				own_unlock(p);
 				probe = uffd_probe(p->mms[i].uffd, view_sentinel(v));
 				own_lock(p);
-				idle(v);
+				view_idle(v);
 				if (probe == PROBE_DEAD)
 					break;
 				needed = probe != PROBE_UNMAPPED;
