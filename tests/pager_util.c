@@ -418,8 +418,8 @@ static void on_signal(int sig, siginfo_t *info, void *context)
 		char text[160];
 
 		if (pager_fault_reason(info->si_addr, &why)) {
-			int n = snprintf(text, sizeof(text), "signal %d: offset %" PRIu64 ", code %d, error %d\n", sig, why.off,
-					 (int)why.code, why.error);
+			int n = snprintf(text, sizeof(text), "signal %d: offset %" PRIu64 ", code %d, error %d\n", sig,
+					 why.off, (int)why.code, why.error);
 
 			(void)!write(STDERR_FILENO, text, (size_t)n);
 		}

@@ -64,9 +64,9 @@ START_TEST(test_file_larger_than_the_budget)
 	for (int order = 0; order < NR_ORDERS; order++) {
 		for (int pass = 0; pass < 2; pass++) {
 			for (uint64_t i = 0; i < nr; i++) {
-				uint64_t k = order == FORWARDS	? i :
+				uint64_t k = order == FORWARDS  ? i :
 					     order == BACKWARDS ? nr - 1 - i :
-					     order == RANDOM	? rnd(&seed) % nr :
+					     order == RANDOM    ? rnd(&seed) % nr :
 								  i * 7 % nr;
 
 				ck_assert_uint_eq(wrong_words(R.base + k * e, &F, k * e, e, 512), 0);
@@ -131,7 +131,8 @@ START_TEST(test_storm_over_the_budget)
 		/* The budget moves up and down as well, and jobs compete. */
 		ck_assert_int_eq(pager_set_budget(R.pager, (4 + n % 3) * e), 0);
 		if (n % 4 == 0)
-			ck_assert_int_eq(pager_job_new(R.pager, &(struct job_range){ R.view, 0, R.size }, 1, false, &j), 0);
+			ck_assert_int_eq(pager_job_new(R.pager, &(struct job_range){ R.view, 0, R.size }, 1, false, &j),
+					 0);
 		(void)usleep(10000);
 		pager_job_free(j);
 	}
@@ -162,7 +163,8 @@ START_TEST(test_writes_under_pressure)
 			*p = shadow[k] = (uint64_t)i << 1 | 1;
 	}
 	for (uint64_t k = 0; k < nr * e / page; k++)
-		if (*(volatile uint64_t *)(R.base + k * page + 8) != (shadow[k] ? shadow[k] : file_word(F.seed, k * page + 8)))
+		if (*(volatile uint64_t *)(R.base + k * page + 8) !=
+		    (shadow[k] ? shadow[k] : file_word(F.seed, k * page + 8)))
 			ck_abort_msg("page %llu", (unsigned long long)k);
 	check_bounds(R.pager, 4 * e);
 	rig_close(&R);
@@ -465,8 +467,8 @@ static int in_cgroup(void *arg)
 	}
 	pager_stats(p, &st);
 	if (variant != V_MMAP && st.budget_bytes >= CGROUP_BYTES) {
-		fprintf(stderr, "the budget is %llu MiB in a cgroup of %llu\n", (unsigned long long)(st.budget_bytes / MiB),
-			(unsigned long long)(CGROUP_BYTES / MiB));
+		fprintf(stderr, "the budget is %llu MiB in a cgroup of %llu\n",
+			(unsigned long long)(st.budget_bytes / MiB), (unsigned long long)(CGROUP_BYTES / MiB));
 		return 3;
 	}
 	if (view_try(p, &F, MiB, &R.source, &R.view, &err) < 0) {
@@ -543,7 +545,8 @@ int main(void)
 	add_variants(tc, test_pipeline_of_three_models, PAGED);
 
 	tc = new_case(s, "cgroup", 60);
-	if (geteuid() == 0 && statfs("/sys/fs/cgroup/memory", &fs) == 0 && access("/sys/fs/cgroup/memory/cgroup.procs", W_OK) == 0) {
+	if (geteuid() == 0 && statfs("/sys/fs/cgroup/memory", &fs) == 0 &&
+	    access("/sys/fs/cgroup/memory/cgroup.procs", W_OK) == 0) {
 		tcase_add_unchecked_fixture(tc, cgroup_make, cgroup_remove);
 		add_variants(tc, test_larger_than_the_cgroup, EMBEDDED | 1u << V_MMAP);
 	} else {

@@ -163,7 +163,8 @@ START_TEST(test_every_waiter_learns_of_the_failure)
 		void *ok;
 
 		for (unsigned int i = 0; i < ARRAY_SIZE(t); i++)
-			ck_assert_int_eq(pthread_create(&t[i], NULL, toucher, R.base + e + (8 * round + i / 2) * 4096), 0);
+			ck_assert_int_eq(pthread_create(&t[i], NULL, toucher, R.base + e + (8 * round + i / 2) * 4096),
+					 0);
 		for (unsigned int i = 0; i < ARRAY_SIZE(t); i++) {
 			ck_assert_int_eq(pthread_join(t[i], &ok), 0);
 			ck_assert_ptr_null(ok);
@@ -218,7 +219,8 @@ START_TEST(test_direct_reads_refused)
 			s->align = 1;
 			ck_assert_int_eq(view_open(p, s, &layout, &v, NULL), 0);
 			for (uint64_t o = 0; o < seg.len; o += 1021)
-				if (view_base(v)[o] != (unsigned char)(file_word(F.seed, round_down(o + 1, 8)) >> (o + 1) % 8 * 8))
+				if (view_base(v)[o] !=
+				    (unsigned char)(file_word(F.seed, round_down(o + 1, 8)) >> (o + 1) % 8 * 8))
 					ck_abort_msg("byte %" PRIu64 " is wrong", o);
 			view_unref(v);
 		}
@@ -557,8 +559,8 @@ END_TEST
 
 struct save {
 	bool trunc;
-	uint64_t from;      /* view offset that is written ... */
-	uint64_t to, len;   /* ... there */
+	uint64_t from;    /* view offset that is written ... */
+	uint64_t to, len; /* ... there */
 	ssize_t written;
 	_Atomic bool done;
 };
@@ -621,8 +623,8 @@ START_TEST(test_file_is_saved_over_itself)
 				fd = open(F.path, O_RDONLY);
 				ck_assert_int_eq(pread(fd, buf, (size_t)s.written, (off_t)s.to), s.written);
 				ck_assert_msg(wrong_words(buf, &F, s.from, (uint64_t)s.written, 8) == 0,
-					      "case %zu warm %d: %zd bytes were written, some were never the file's", i, warm,
-					      s.written);
+					      "case %zu warm %d: %zd bytes were written, some were never the file's", i,
+					      warm, s.written);
 			}
 			(void)old_or_signal(0, size, 4096 + 8);
 			rig_drop(&R);
@@ -679,10 +681,11 @@ START_TEST(test_forbidden_touch_is_a_signal_with_a_reason)
 		view_allow(R.view);
 		for (uint64_t i = 0; i < 6; i++) {
 			p = R.base + i * e + 4096 * (uint64_t)(round + 3) + 7;
-			ck_assert_msg(touch(p, &byte, &c), "round %d extent %" PRIu64 ": signal %d, reason %d", round, i, c.sig,
-				      pager_fault_reason(p, &why) ? (int)why.code : -1);
-			ck_assert_uint_eq(byte, (unsigned char)(file_word(F.seed, round_down((uint64_t)(p - R.base), 8)) >>
-								(uint64_t)(p - R.base) % 8 * 8));
+			ck_assert_msg(touch(p, &byte, &c), "round %d extent %" PRIu64 ": signal %d, reason %d", round,
+				      i, c.sig, pager_fault_reason(p, &why) ? (int)why.code : -1);
+			ck_assert_uint_eq(byte,
+					  (unsigned char)(file_word(F.seed, round_down((uint64_t)(p - R.base), 8)) >>
+							  (uint64_t)(p - R.base) % 8 * 8));
 			ck_assert(!pager_fault_reason(p, &why));
 		}
 		ck_assert_uint_eq(R.base[2 * e + 100], 0x5C);
@@ -859,7 +862,9 @@ START_TEST(test_source_refuses_what_is_no_file)
 		const char *path;
 		int error;
 	} cases[] = {
-		{ "/nonexistent/file", -ENOENT }, { "/dev/null", -EINVAL }, { "/", -EISDIR },
+		{ "/nonexistent/file", -ENOENT },
+		{ "/dev/null", -EINVAL },
+		{ "/", -EISDIR },
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {

@@ -836,7 +836,8 @@ END_TEST
 static int as_nobody(void *arg)
 {
 	bool dumpable = *(bool *)arg;
-	struct pager_config config = { .way = variant_of_parent == V_MMAP ? WAY_MMAP : WAY_USER, .budget_bytes = 64 * MiB };
+	struct pager_config config = { .way = variant_of_parent == V_MMAP ? WAY_MMAP : WAY_USER,
+				       .budget_bytes = 64 * MiB };
 	struct pager *p;
 	struct wd_err err = { "" };
 

@@ -99,8 +99,23 @@ END_TEST
  * Bites on: the zeroing of tails after a read (an O_DIRECT read writes up to its block border and no further). */
 START_TEST(test_tails_of_every_size)
 {
-	static const uint64_t sizes[] = { 1, 7, 511, 512, 513, 4095, 4096, 4097, MiB + 1, MiB + 511, MiB + 512, 2 * MiB - 1,
-					  2 * MiB, 2 * MiB + 1, 2 * MiB + 5000, 4 * MiB + 512, 4 * MiB + 4096 };
+	static const uint64_t sizes[] = { 1,
+					  7,
+					  511,
+					  512,
+					  513,
+					  4095,
+					  4096,
+					  4097,
+					  MiB + 1,
+					  MiB + 511,
+					  MiB + 512,
+					  2 * MiB - 1,
+					  2 * MiB,
+					  2 * MiB + 1,
+					  2 * MiB + 5000,
+					  4 * MiB + 512,
+					  4 * MiB + 4096 };
 
 	for (size_t i = 0; i < ARRAY_SIZE(sizes); i++) {
 		struct tfile f;
@@ -112,8 +127,8 @@ START_TEST(test_tails_of_every_size)
 		ck_assert_msg(wrong_words(r.base, &f, 0, f.size, 8) == 0, "size %llu", (unsigned long long)f.size);
 		for (uint64_t o = f.size; o < round_up(f.size, page); o++)
 			if (r.base[o])
-				ck_abort_msg("size %llu: byte %llu behind the end is not zero", (unsigned long long)f.size,
-					     (unsigned long long)(o - f.size));
+				ck_abort_msg("size %llu: byte %llu behind the end is not zero",
+					     (unsigned long long)f.size, (unsigned long long)(o - f.size));
 		if (rig_drop(&r) == 0 || _i == V_MMAP)
 			rig_check(&r);
 		rig_close(&r);
@@ -241,8 +256,8 @@ START_TEST(test_shifted_and_copied_segments)
 					unsigned char want = (unsigned char)(w >> (o % 8 * 8));
 
 					if (view_base(v)[segs[k].arena_off + j] != want)
-						ck_abort_msg("shift %llu segment %zu byte %llu", (unsigned long long)shifts[i], k,
-							     (unsigned long long)j);
+						ck_abort_msg("shift %llu segment %zu byte %llu",
+							     (unsigned long long)shifts[i], k, (unsigned long long)j);
 				}
 			ck_assert_int_eq(view_drop(v), 0);
 			ck_assert_int_eq(pager_sync(p, 20000), 0);
@@ -959,7 +974,8 @@ static int refuse(const struct refusal *r)
 		if (ioctl_too) {
 			code[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
 								 offsetof(struct seccomp_data, args[1]));
-			code[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, r->refused[i].ioctl_cmd, 0, 1);
+			code[n++] =
+				(struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, r->refused[i].ioctl_cmd, 0, 1);
 		}
 		code[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K,
 							 SECCOMP_RET_ERRNO | (unsigned int)r->refused[i].error);
@@ -974,19 +990,27 @@ static int refuse(const struct refusal *r)
 static const struct refusal refusals[] = {
 	{ .what = "root, userfaultfd(2) EPERM", .nr_refused = 1, .refused = { { SYS_userfaultfd, 0, EPERM } } },
 	{ .what = "root, userfaultfd(2) ENOSYS", .nr_refused = 1, .refused = { { SYS_userfaultfd, 0, ENOSYS } } },
-	{ .what = "root, /dev/userfaultfd refuses", .nr_refused = 1,
-	  .refused = { { SYS_ioctl, IOC_NEW, EPERM } } },
-	{ .what = "root, both refuse", .nr_refused = 2,
+	{ .what = "root, /dev/userfaultfd refuses", .nr_refused = 1, .refused = { { SYS_ioctl, IOC_NEW, EPERM } } },
+	{ .what = "root, both refuse",
+	  .nr_refused = 2,
 	  .refused = { { SYS_ioctl, IOC_NEW, EPERM }, { SYS_userfaultfd, 0, EPERM } } },
 	{ .what = "root, UFFDIO_API EINVAL", .nr_refused = 1, .refused = { { SYS_ioctl, IOC_API, EINVAL } } },
 	{ .what = "root, no io_uring", .nr_refused = 1, .refused = { { SYS_io_uring_setup, 0, EPERM } } },
 	{ .what = "root, no mount", .nr_refused = 1, .refused = { { SYS_fsopen, 0, EPERM } } },
 	{ .what = "root, no name_to_handle_at", .nr_refused = 1, .refused = { { SYS_name_to_handle_at, 0, EPERM } } },
 	{ .what = "nobody", .nobody = true },
-	{ .what = "nobody, userfaultfd(2) EPERM", .nobody = true, .nr_refused = 1, .refused = { { SYS_userfaultfd, 0, EPERM } } },
-	{ .what = "nobody, userfaultfd(2) ENOSYS", .nobody = true, .nr_refused = 1,
+	{ .what = "nobody, userfaultfd(2) EPERM",
+	  .nobody = true,
+	  .nr_refused = 1,
+	  .refused = { { SYS_userfaultfd, 0, EPERM } } },
+	{ .what = "nobody, userfaultfd(2) ENOSYS",
+	  .nobody = true,
+	  .nr_refused = 1,
 	  .refused = { { SYS_userfaultfd, 0, ENOSYS } } },
-	{ .what = "nobody, no io_uring", .nobody = true, .nr_refused = 1, .refused = { { SYS_io_uring_setup, 0, ENOSYS } } },
+	{ .what = "nobody, no io_uring",
+	  .nobody = true,
+	  .nr_refused = 1,
+	  .refused = { { SYS_io_uring_setup, 0, ENOSYS } } },
 };
 
 static struct tfile refusal_file;
@@ -998,7 +1022,8 @@ static int refusal_child(void *arg)
 	struct wd_err err = { "" };
 	enum way best;
 
-	if (rf->nobody && (setgroups(0, NULL) < 0 || setresgid(65534, 65534, 65534) < 0 || setresuid(65534, 65534, 65534) < 0))
+	if (rf->nobody &&
+	    (setgroups(0, NULL) < 0 || setresgid(65534, 65534, 65534) < 0 || setresuid(65534, 65534, 65534) < 0))
 		return 1;
 	if (refuse(rf) < 0)
 		return 2;
@@ -1143,7 +1168,8 @@ int main(void)
 		if (!f || !fgets(overcommit_before, 2, f) || access("/proc/sys/vm/overcommit_memory", W_OK) < 0 ||
 		    write_text("/proc/sys/vm/overcommit_memory", overcommit_before) < 0) {
 			overcommit_before[0] = 0;
-			skip("test_file_larger_than_memory_without_overcommit", "vm.overcommit_memory cannot be set here");
+			skip("test_file_larger_than_memory_without_overcommit",
+			     "vm.overcommit_memory cannot be set here");
 		} else {
 			tcase_add_unchecked_fixture(tc, NULL, overcommit_restore);
 			add_variants(tc, test_file_larger_than_memory_without_overcommit, ALL_VARIANTS);

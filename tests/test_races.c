@@ -255,7 +255,8 @@ START_TEST(test_touch_between_arming_and_punching)
 		rig_check(&R);
 		hook_calls = 0;
 		for (unsigned int i = 0; i < ARRAY_SIZE(in_hook); i++)
-			in_hook[i] = (struct toucher){ .p = R.base + (i & 1 ? e : 0) + 4096 * (i + 1), .write = i == 2 ? 7 : -1 };
+			in_hook[i] = (struct toucher){ .p = R.base + (i & 1 ? e : 0) + 4096 * (i + 1),
+						       .write = i == 2 ? 7 : -1 };
 		rig_drop(&R);
 		if (hook_calls)
 			for (unsigned int i = 0; i < ARRAY_SIZE(in_hook); i++)
@@ -379,7 +380,8 @@ START_TEST(test_storm_on_the_same_pages)
 			pager_observe_drop(R.pager);
 			break;
 		default:
-			ck_assert_int_eq(pager_job_new(R.pager, &(struct job_range){ R.view, 0, R.size }, 1, false, &j), 0);
+			ck_assert_int_eq(pager_job_new(R.pager, &(struct job_range){ R.view, 0, R.size }, 1, false, &j),
+					 0);
 			break;
 		}
 		(void)pager_sync(R.pager, 5000);

@@ -294,8 +294,8 @@ static void mapped_over(int variant, enum view_class class)
 	rig_add(&S, R.pager, &G, 0);
 	rig_check(&R);
 	for (uint64_t i = 0; i < 4; i++)
-		ck_assert(mmap(R.base + i * e + page, page, PROT_READ, MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS, -1, 0) !=
-			  MAP_FAILED);
+		ck_assert(mmap(R.base + i * e + page, page, PROT_READ, MAP_PRIVATE | MAP_FIXED | MAP_ANONYMOUS, -1,
+			       0) != MAP_FAILED);
 	view_set_class(R.view, class);
 	rig_check(&S);
 	for (uint64_t i = 0; i < 4; i++) {
@@ -363,8 +363,8 @@ static void *closer(void *arg)
 
 /*
  * A view is being closed, waits for a read in flight, and would be the first to make room for another one.
- * Bites on: evict_from() leaves out views that are dying (it counted one extent again and again: drops that nobody
- * would ever take off the count, so pager_sync() never ended).
+ * Bites on: evict_from() takes what it has counted out of the list (an extent of a dying view stayed there, and was
+ * counted again and again: drops that nobody would ever take off the count, so pager_sync() never ended).
  */
 START_TEST(test_view_closed_while_evictions_run)
 {
@@ -621,10 +621,13 @@ END_TEST
 #define OVERCOMMIT "/proc/sys/vm/overcommit_memory"
 static char overcommit_before[8];
 
+/* Where it is 2 already nothing is changed: another program may be about to put it back. */
 static int set_overcommit(const char *text)
 {
-	cleanup_close int fd = open(OVERCOMMIT, O_WRONLY | O_CLOEXEC);
+	cleanup_close int fd = overcommit_before[0] == '2' ? -1 : open(OVERCOMMIT, O_WRONLY | O_CLOEXEC);
 
+	if (overcommit_before[0] == '2')
+		return 0;
 	return fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) ? 0 : -1;
 }
 

@@ -994,10 +994,6 @@ void pager_observe_begin(struct pager *p)
 			x->flags &= ~X_TOUCHED;
 			if (x->state != EXT_READY)
 				continue;
-			if (x->flags & X_WAIT) {
-				x->flags |= X_TOUCHED; /* being touched as the stage begins */
-				continue;
-			}
 			if (!(x->flags & X_CLEAR)) {
 				x->flags |= X_CLEAR;
 				p->nr_drops++;

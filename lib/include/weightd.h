@@ -77,7 +77,8 @@ WD_API const char *wd_error(void);
 #define WD_WAY_MMAP 4u     /* no userfaultfd: the files are mapped; dropping is advice to the kernel */
 
 #define WD_STRICT 1u            /* touching a model that the plan's current stage does not list is an error */
-#define WD_NO_SIGNAL_HANDLER 2u /* do not install the handler that prints why a touch failed (with vm.overcommit_memory=2 it also
+#define WD_NO_SIGNAL_HANDLER \
+	2u /* do not install the handler that prints why a touch failed (with vm.overcommit_memory=2 it also
 				 * makes weights writable on the first write: without it they are read-only there) */
 
 struct wd_options {
