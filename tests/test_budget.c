@@ -125,7 +125,7 @@ START_TEST(test_storm_over_the_budget)
 	rig_open(&R, _i, &F, 4 * e, e);
 	for (uintptr_t i = 0; i < ARRAY_SIZE(t); i++)
 		ck_assert_int_eq(pthread_create(&t[i], NULL, i ? reader : watch, (void *)i), 0);
-	for (uint64_t end = now_ms() + soak_ms(1500); now_ms() < end; n++) {
+	for (uint64_t end = now_ms() + soak_ms(1000); now_ms() < end; n++) {
 		struct pager_job *j = NULL;
 
 		/* The budget moves up and down as well, and jobs compete. */

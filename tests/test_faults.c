@@ -751,7 +751,7 @@ START_TEST(test_storm_of_strict_mode)
 	rig_open(&R, _i, &F, 256 * MiB, 0);
 	for (uintptr_t i = 0; i < ARRAY_SIZE(t); i++)
 		ck_assert_int_eq(pthread_create(&t[i], NULL, strict_reader, (void *)i), 0);
-	for (uint64_t end = now_ms() + soak_ms(1500); now_ms() < end;) {
+	for (uint64_t end = now_ms() + soak_ms(700); now_ms() < end;) {
 		uint64_t before = nr_good;
 
 		(void)view_drop(R.view);

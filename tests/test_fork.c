@@ -312,7 +312,7 @@ START_TEST(test_storm_of_forks)
 	write_marks();
 	for (uintptr_t i = 0; i < ARRAY_SIZE(t); i++)
 		ck_assert_int_eq(pthread_create(&t[i], NULL, i < 2 ? storm_reader : storm_dropper, (void *)i), 0);
-	for (uint64_t end = now_ms() + soak_ms(1200); now_ms() < end || nr <= 10; nr++) {
+	for (uint64_t end = now_ms() + soak_ms(800); now_ms() < end || nr <= 10; nr++) {
 		int r;
 		pid_t pid = fork();
 
@@ -376,7 +376,7 @@ START_TEST(test_storm_of_raw_clones)
 	write_marks();
 	ck_assert_int_eq(pthread_create(&t[0], NULL, storm_reader, NULL), 0);
 	ck_assert_int_eq(pthread_create(&t[1], NULL, storm_dropper, &gently), 0);
-	for (uint64_t end = now_ms() + soak_ms(1200); now_ms() < end || nr <= 10; nr++) {
+	for (uint64_t end = now_ms() + soak_ms(800); now_ms() < end || nr <= 10; nr++) {
 		int r;
 		pid_t pid = raw_clone();
 
@@ -743,7 +743,7 @@ START_TEST(test_views_open_while_others_fork)
 	write_marks();
 	for (uintptr_t i = 0; i < ARRAY_SIZE(t); i++)
 		ck_assert_int_eq(pthread_create(&t[i], NULL, opener, NULL), 0);
-	for (uint64_t end = now_ms() + soak_ms(1000); now_ms() < end;) {
+	for (uint64_t end = now_ms() + soak_ms(600); now_ms() < end;) {
 		int r;
 		pid_t pid = fork();
 
@@ -776,7 +776,7 @@ START_TEST(test_forks_at_the_limit_of_maps)
 	for (uintptr_t i = 0; i < ARRAY_SIZE(t); i++)
 		ck_assert_int_eq(pthread_create(&t[i], NULL, plain_reader, (void *)i), 0);
 	use_up_maps(0);
-	for (uint64_t end = now_ms() + soak_ms(1500); now_ms() < end;) {
+	for (uint64_t end = now_ms() + soak_ms(700); now_ms() < end;) {
 		uint64_t before = nr_reads, late;
 		pid_t pid;
 		int r;

@@ -867,7 +867,7 @@ START_TEST(test_open_and_close_leak_nothing)
 	struct pager *p;
 	unsigned int fds = 0, vmas = 0, threads = 0;
 	uint64_t rss = 0;
-	int rounds = _i == V_MMAP ? 2000 : 300;
+	int rounds = _i == V_MMAP ? 1000 : 150;
 
 	tfile_make(&f, "leak", MiB, 51);
 	p = pager_of(_i, 64 * MiB);

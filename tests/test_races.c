@@ -306,7 +306,7 @@ START_TEST(test_signal_handler_touches_weights)
 	rig_open(&R, _i, &F, 256 * MiB, extent() / 2);
 	(void)sigaction(SIGALRM, &sa, NULL);
 	(void)setitimer(ITIMER_REAL, &tv, NULL);
-	for (end = now_ms() + soak_ms(1500); now_ms() < end; n++) {
+	for (end = now_ms() + soak_ms(800); now_ms() < end; n++) {
 		struct pager_stats st;
 		struct pager_job *j;
 		struct rig b;
@@ -365,7 +365,7 @@ START_TEST(test_storm_on_the_same_pages)
 	rig_open(&R, _i, &F, 256 * MiB, 3 * MiB);
 	for (uintptr_t i = 0; i < ARRAY_SIZE(t); i++)
 		ck_assert_int_eq(pthread_create(&t[i], NULL, storm_reader, (void *)i), 0);
-	for (end = now_ms() + soak_ms(_i == V_MMAP ? 500 : 1200); now_ms() < end; drops++) {
+	for (end = now_ms() + soak_ms(_i == V_MMAP ? 300 : 800); now_ms() < end; drops++) {
 		struct pager_job *j = NULL;
 
 		switch (drops % 4) {
@@ -455,7 +455,7 @@ START_TEST(test_storm_of_views_and_jobs)
 	fds = count_fds();
 	for (uintptr_t i = 0; i < ARRAY_SIZE(t); i++)
 		ck_assert_int_eq(pthread_create(&t[i], NULL, i < 4 ? churner : storm_reader, (void *)i), 0);
-	for (uint64_t end = now_ms() + soak_ms(1500); now_ms() < end;) {
+	for (uint64_t end = now_ms() + soak_ms(800); now_ms() < end;) {
 		(void)view_drop(R.view);
 		(void)pager_sync(R.pager, 5000);
 	}
@@ -530,7 +530,7 @@ START_TEST(test_no_write_is_lost_by_dropping)
 	}
 	for (uintptr_t i = 0; i < WRITERS + 1; i++)
 		ck_assert_int_eq(pthread_create(&t[i], NULL, i < WRITERS ? writer : reader, (void *)i), 0);
-	for (end = now_ms() + soak_ms(2000); now_ms() < end; n++) {
+	for (end = now_ms() + soak_ms(1000); now_ms() < end; n++) {
 		/* Mostly windows over weights that are in memory: each is a chance to lose a first write. */
 		pager_observe_begin(R.pager);
 		if (n % 64 == 16)
