@@ -353,7 +353,8 @@ END_TEST
 
 /* The arena's file system itself is full, by pinned weights far above the budget: ENOSPC is an error with a reason for
  * whoever touches, nothing else; what is in memory stays right.
- * Bites on: memory is allocated before an extent is filled (a read into a full tmpfs gives EFAULT and half an extent). */
+ * Bites on: memory is allocated before an extent is filled, or else EFAULT of a read into a full tmpfs is told as that and
+ * the half extent punched (either of the two is enough). */
 START_TEST(test_arena_is_full)
 {
 	uint64_t e = extent(), nr = 8 + 64 + 16, failed = 0;

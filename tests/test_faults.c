@@ -578,8 +578,8 @@ static void *save_over_itself(void *arg)
 /*
  * write(2) from a view that is not read yet into its own source: the writer holds the inode's lock while it faults.
  * Neither a hang, nor bytes that were never in the file.
- * Bites on: demand reads that wait for no inode lock (RWF_NOWAIT, then the mapping of the file); the check for a
- * change after the read.
+ * Bites on: direct reads that wait for no inode lock (RWF_NOWAIT in ring_read(); then the mapping of the file, which
+ * matters where a buffered read takes that lock, too: XFS, not ext4); the check for a change after the read.
  */
 START_TEST(test_file_is_saved_over_itself)
 {

@@ -365,7 +365,7 @@ START_TEST(test_raw_clone_is_served)
 }
 END_TEST
 
-/* Bites on: the probe of the sentinels before the punch; arming the children too. */
+/* Bites on: arm_and_probe() (the probe of the sentinels before the punch; a child that came meanwhile is armed, too). */
 START_TEST(test_storm_of_raw_clones)
 {
 	pthread_t t[2];
@@ -446,11 +446,26 @@ static void *clone_in_thread(void *arg)
 	return NULL;
 }
 
+static void *open_once(void *arg)
+{
+	struct source *s;
+	struct view *v;
+	int *ret = arg;
+
+	*ret = view_try(R.pager, &other, 0, &s, &v, NULL);
+	if (*ret == 0) {
+		view_unref(v);
+		source_unref(s);
+	}
+	return NULL;
+}
+
 /*
  * The race of fork and take-back, made to happen: a child has copied the open ranges, its event is unread (the thread
  * that reads events gets no CPU: idle class, on a CPU where another thread spins); now a take-back arms the views
  * that it knows. Punching would show the child zeros.
- * Bites on: the probe of the view's sentinel before the punch (EAGAIN: a fork is in flight).
+ * Bites on: the probe of the view's sentinel before the punch (EAGAIN: a fork is in flight); the retry of the sentinel's
+ * UFFDIO_COPY when a view is opened at that moment.
  */
 START_TEST(test_take_back_while_a_fork_is_in_flight)
 {
@@ -458,8 +473,10 @@ START_TEST(test_take_back_while_a_fork_is_in_flight)
 	unsigned int nr_before, nr;
 	struct sched_param zero = { 0 };
 	cpu_set_t all, first;
-	pthread_t spinner;
+	pthread_t spinner, opener_thread;
+	int opened = 0;
 
+	tfile_make(&other, "inflight-b", extent(), 82);
 	tfile_make(&F, "inflight", 4 * extent(), 74);
 	nr_before = list_threads(before, ARRAY_SIZE(before));
 	pager_hooks.after_arm = note_worker;
@@ -497,6 +514,7 @@ START_TEST(test_take_back_while_a_fork_is_in_flight)
 		while (!c.started)
 			;
 		until_asleep(c.tid, &c.done);
+		ck_assert_int_eq(pthread_create(&opener_thread, NULL, open_once, &opened), 0);
 		(void)view_drop(R.view);
 		(void)pager_sync(R.pager, 20);
 		stop = true; /* now the event is read and the child runs */
@@ -506,8 +524,10 @@ START_TEST(test_take_back_while_a_fork_is_in_flight)
 			(void)sched_setscheduler(tids[i], SCHED_OTHER, &zero);
 		}
 		(void)pthread_join(c.thread, NULL);
+		(void)pthread_join(opener_thread, NULL);
 		ck_assert_int_gt(c.child, 0);
 		ck_assert_int_eq(child_result(c.child), 0);
+		ck_assert_int_eq(opened, 0);
 		ck_assert_int_eq(pager_sync(R.pager, 20000), 0);
 	}
 	rig_close(&R);
@@ -731,8 +751,7 @@ static void *opener(void *arg)
 	return arg;
 }
 
-/* Views are opened and closed while others fork: no open fails because of a fork in flight, no child is disturbed.
- * Bites on: the retry of the sentinel's UFFDIO_COPY (EAGAIN while a fork is in flight). */
+/* Views are opened and closed while others fork: no open fails because of a fork in flight, no child is disturbed. */
 START_TEST(test_views_open_while_others_fork)
 {
 	pthread_t t[2];

@@ -198,7 +198,7 @@ END_TEST
 
 /* A take-back is asked for while an opening is under way: it must wait for it, or be given up; if it punched now,
  * the opening would open a hole.
- * Bites on: the count of openings in flight that a take-back waits for. */
+ * Bites on: openings and take-backs of a pager are done by one worker, one after the other; overtake() for the touch. */
 START_TEST(test_take_back_waits_for_an_opening)
 {
 	struct toucher t;
@@ -241,8 +241,8 @@ static void touch_in_hook(void)
 
 /* Touches arrive when everything is armed and the hole is about to be punched: they must not be answered from what
  * was READY a moment ago.
- * Bites on: the state of an extent that is being taken back (faults on it wait until it is EMPTY, or the take-back
- * is called off). */
+ * Bites on: a fault is answered by the thread that punches, from the state after it; READY as it was when the message came
+ * must not open anything. */
 START_TEST(test_touch_between_arming_and_punching)
 {
 	uint64_t e = extent();
