@@ -13,14 +13,15 @@ struct pager_hooks {
 	void (*before_open)(void);  /* worker thread, before each UNREGISTER */
 	void (*before_punch)(void); /* worker thread, all views armed and probed: before the hole is punched */
 	void (*after_arm)(void);    /* worker thread, known views armed, not probed yet */
-	void (*in_window)(void);    /* thread that observes: between write-protecting and dropping */
-	bool no_pagemap_scan;       /* as on kernels before 6.7 */
-	bool no_poison;             /* as on kernels before 6.6 */
-	bool no_wp;                 /* as where shmem cannot be write-protected */
-	bool no_direct;             /* O_DIRECT refused at open */
-	bool no_tmpfs;              /* as without the privilege to mount: memfd arenas */
-	bool no_huge;               /* the arena's file system gives small pages, as where memory is fragmented */
-	bool no_event_fork;         /* as without CAP_SYS_PTRACE */
+	void (*in_window)(
+		void);        /* thread that observes: between the scan of write-protected pages and their dropping */
+	bool no_pagemap_scan; /* as on kernels before 6.7 */
+	bool no_poison;       /* as on kernels before 6.6 */
+	bool no_wp;           /* as where shmem cannot be write-protected */
+	bool no_direct;       /* O_DIRECT refused at open */
+	bool no_tmpfs;        /* as without the privilege to mount: memfd arenas */
+	bool no_huge;         /* the arena's file system gives small pages, as where memory is fragmented */
+	bool no_event_fork;   /* as without CAP_SYS_PTRACE */
 };
 extern struct pager_hooks pager_hooks;
 

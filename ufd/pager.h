@@ -78,8 +78,8 @@ struct view_layout {
 };
 
 /*
- * Maps `src` by `layout` (both are copied or referenced). A view of a source with the same identity and
- * segments is shared: *ret is then one more reference of it (its units are the first opener's).
+ * Maps `src` by `layout` (both are copied or referenced). A view of a source with the same identity
+ * and layout is shared: *ret is then one more reference of it.
  * Way WAY_MMAP: segments other than an unshifted first one are read at once into private memory.
  */
 int view_open(struct pager *p, struct source *src, const struct view_layout *layout, struct view **ret,

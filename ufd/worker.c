@@ -465,9 +465,9 @@ static int clear_run(struct pager *p, struct run *r, bool arm)
 		memset(clean.written, 0, sizeof(clean.written));
 		e = uffd_writeprotect(fd, at, len, true);
 		if (e == 0) {
+			e = pagemap_scan(p->pagemap_fd, at, len, clean_run, &clean);
 			if (pager_hooks.in_window)
 				pager_hooks.in_window();
-			e = pagemap_scan(p->pagemap_fd, at, len, clean_run, &clean);
 			for (size_t i = 0; e == 0 && i < clean.nr; i++)
 				if (madvise((void *)(uintptr_t)clean.clean[i].start,
 					    clean.clean[i].end - clean.clean[i].start, MADV_DONTNEED) < 0)

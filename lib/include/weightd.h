@@ -17,14 +17,17 @@
  *            until the bytes have been read. A write stays in this process: the page becomes a
  *            private copy (counted as written), is never dropped and never reaches the file.
  *            A touch of bytes that cannot be read (read error, the file was truncated or changed
- *            since it was opened), or that strict mode forbids, raises SIGBUS (SIGSEGV in the ways
- *            without poison); system calls on such memory give EFAULT.
+ *            since it was opened), or that strict mode forbids, raises SIGBUS (SIGSEGV for what
+ *            strict mode forbids in WD_WAY_MMAP); system calls on such memory give EFAULT. A page
+ *            that was answered so stays so until wd_populate() has read its tensor (strict mode:
+ *            until a stage lists it).
  *   fork     A child made by fork(2) keeps all tensors, also if the parent ends; in the child a
  *            struct wd behaves as one of WD_WAY_MMAP. If another thread was inside of a call here
  *            at that moment, the child's calls give -ENOTRECOVERABLE (tensors stay good). A child
  *            made by a raw clone(2) is served only while its parent lives and keeps the model open,
  *            only if the parent is privileged (CAP_SYS_PTRACE), and up to 1,000 of them. Of a file
- *            whose data begins misaligned the child gets copies, read during the fork. vfork(2), posix_spawn(3) and exec(2) need nothing.
+ *            whose data begins misaligned the child gets copies, read during the fork. vfork(2),
+ *            posix_spawn(3) and exec(2) need nothing.
  *   Layout   Structs with a leading `size` are set up by the caller: .size = sizeof(the struct).
  *
  * weightd(3) says the same at more length; weightd-stages(7) is about stages and plans.
@@ -67,7 +70,7 @@ WD_API const char *wd_error(void);
 
 /*
  * ------------------------------------------------------------------ ways to run
- * Chosen by wd_connect(), best first; weightd-doctor(1) says which one a machine gives, and why.
+ * Chosen by wd_connect(), best first; `weightd doctor` says which one a machine gives, and why.
  * The bytes are the same in all of them.
  */
 #define WD_WAY_AUTO 0u
@@ -76,7 +79,7 @@ WD_API const char *wd_error(void);
 #define WD_WAY_USER 3u     /* same, user-mode faults only: populate before system calls; drops only at stage marks */
 #define WD_WAY_MMAP 4u     /* no userfaultfd: the files are mapped; dropping is advice to the kernel */
 
-#define WD_STRICT 1u            /* touching a model that the plan's current stage does not list is an error */
+#define WD_STRICT 1u /* touching a model that the plan's current stage does not list is an error */
 #define WD_NO_SIGNAL_HANDLER \
 	2u /* do not install the handler that prints why a touch failed (with vm.overcommit_memory=2 it also
 				 * makes weights writable on the first write: without it they are read-only there) */
@@ -160,7 +163,8 @@ struct wd_tensor {
 /*
  * ------------------------------------------------------------------ models
  */
-#define WD_MODEL_TRAILING 1u /* accept bytes after a safetensors file's data (refused otherwise, as the reference does) */
+#define WD_MODEL_TRAILING \
+	1u /* accept bytes after a safetensors file's data (refused otherwise, as the reference does) */
 
 struct wd_model_options {
 	size_t size;         /* sizeof(struct wd_model_options) */
