@@ -170,7 +170,6 @@ struct pager {
 	uint64_t resident, peak;
 	uint64_t freed_ns; /* when memory was last given back */
 	struct arena_fs fs;
-	int fs_error;
 	struct list lru[3][NR_LRU]; /* by enum view_class */
 	size_t nr_lru[3][NR_LRU];
 	struct pager_stats stats;

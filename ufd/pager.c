@@ -367,7 +367,9 @@ static int pager_setup(struct pager *p, struct wd_err *err)
 	p->tmpfs_limit = limit_for(p->budget_set ? p->budget_set : room.total_bytes);
 	p->budget = p->budget_set;
 	view_budget_refresh(p);
-	arena_fs_init(&p->fs, p->tmpfs_limit, &p->fs_error);
+	arena_fs_init(&p->fs, p->tmpfs_limit, &r);
+	if (r < 0)
+		log_info("no tmpfs of our own (%s): weights are kept in memfds", strerror(-r));
 	p->max_borders = 65530 / 4;
 	{
 		cleanup_close int fd = open("/proc/sys/vm/max_map_count", O_RDONLY | O_CLOEXEC);
