@@ -264,7 +264,7 @@ uint64_t data_write_safetensors(const char *path, struct data_tensor *tensors, s
 			(void)fprintf(f, "%s%lld", k ? "," : "", (long long)t->shape[k]);
 		}
 		t->nbytes = elements * data_dtype_bits(t->dtype) / 8;
-		t->file_offset = end; /* in the data, for now */
+		t->file_offset = end; /* in the data; the header's length is added below */
 		end += t->nbytes;
 		(void)fprintf(f, "],\"data_offsets\":[%llu,%llu]}%s", (unsigned long long)t->file_offset,
 			      (unsigned long long)end, i + 1 < nr ? "," : "");

@@ -206,8 +206,8 @@ static void in_child(void)
 		p->forked = true;
 		(void)pthread_mutex_init(&p->lock, NULL);
 		(void)pthread_mutex_init(&p->lift, NULL);
-		(void)pthread_cond_init(&p->changed,
-					NULL); /* (destroying one that others wait at would wait for them) */
+		/* (Destroying one that others wait at would wait for them.) */
+		(void)pthread_cond_init(&p->changed, NULL);
 		(void)pthread_cond_init(&p->work, NULL);
 		(void)pthread_cond_init(&p->slow_work, NULL);
 		list_init(&p->jobs);

@@ -13,8 +13,8 @@ struct pager_hooks {
 	void (*before_open)(void);  /* worker thread, before each UNREGISTER */
 	void (*before_punch)(void); /* worker thread, all views armed and probed: before the hole is punched */
 	void (*after_arm)(void);    /* worker thread, known views armed, not probed yet */
-	void (*in_window)(
-		void);        /* thread that observes: between the scan of write-protected pages and their dropping */
+	/* worker thread, clearing page tables: between the scan of write-protected pages and their dropping */
+	void (*in_window)(void);
 	bool no_pagemap_scan; /* as on kernels before 6.7 */
 	bool no_poison;       /* as on kernels before 6.6 */
 	bool no_wp;           /* as where shmem cannot be write-protected */

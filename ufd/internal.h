@@ -58,8 +58,8 @@ struct view {
 	struct source *source;
 	void *owner;
 	struct arena arena;
-	unsigned char *
-		source_map; /* the file, for reads that may not wait for the inode's lock; NULL if it cannot be mapped */
+	/* The file, for reads that may not wait for the inode's lock; NULL if it cannot be mapped. */
+	unsigned char *source_map;
 	struct segment *segs;
 	size_t nr_segs;
 	struct unit *units;
@@ -237,6 +237,7 @@ static inline unsigned char *view_sentinel(const struct view *v)
 }
 
 uint64_t now_ns(void);
+void deadline_in(struct timespec *t, int timeout_ms); /* for pthread_cond_timedwait() at the pager's conditions */
 
 /* Ends a use of the view (`busy`); its closing waits for the last one. The lock is held. */
 static inline void view_idle(struct view *v)

@@ -885,7 +885,7 @@ int view_drop_units(struct view *v, size_t first, size_t nr)
 	return 0;
 }
 
-static void deadline(struct timespec *t, int timeout_ms)
+void deadline_in(struct timespec *t, int timeout_ms)
 {
 	(void)clock_gettime(CLOCK_MONOTONIC, t);
 	t->tv_sec += timeout_ms / 1000;
@@ -904,7 +904,7 @@ int pager_sync(struct pager *p, int timeout_ms)
 
 	if (pager_way(p) == WAY_MMAP)
 		return 0;
-	deadline(&until, MAX(timeout_ms, 0));
+	deadline_in(&until, MAX(timeout_ms, 0));
 	pager_lock(p, &saved);
 	while (p->nr_drops && r == 0)
 		r = timeout_ms < 0 ? pthread_cond_wait(&p->changed, &p->lock) :

@@ -719,13 +719,7 @@ static void wait_for_work(struct pager *p)
 		(void)pthread_cond_wait(&p->work, &p->lock);
 		return;
 	}
-	(void)clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_sec += timeout_ms / 1000;
-	until.tv_nsec += timeout_ms % 1000 * 1000000L;
-	if (until.tv_nsec >= 1000000000) {
-		until.tv_nsec -= 1000000000;
-		until.tv_sec++;
-	}
+	deadline_in(&until, timeout_ms);
 	if (pthread_cond_timedwait(&p->work, &p->lock, &until) == ETIMEDOUT)
 		p->reap = children;
 }
