@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 
+#include "lib/base/log.h"
 #include "ufd/hooks.h"
 #include "ufd/page.h"
 
@@ -18,12 +19,29 @@ static int fs_config(int fs, unsigned int cmd, const char *key, const char *valu
 	return (int)syscall(SYS_fsconfig, fs, cmd, key, value, 0);
 }
 
-void arena_fs_init(struct arena_fs *fs, uint64_t limit_bytes, int *ret_error)
+/* 5.12; neither is in Debian 12's <sys/mount.h> together with <linux/mount.h>. */
+static int clone_read_only(int mount_fd)
+{
+	struct mount_attr attr = { .attr_set = MOUNT_ATTR_RDONLY };
+	int fd = (int)syscall(SYS_open_tree, mount_fd, "", OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH);
+
+	if (fd < 0)
+		return -errno;
+	if (syscall(SYS_mount_setattr, fd, "", AT_EMPTY_PATH, &attr, sizeof(attr)) < 0) {
+		int e = -errno;
+
+		(void)close(fd);
+		return e;
+	}
+	return fd;
+}
+
+void arena_fs_init(struct arena_fs *fs, uint64_t limit_bytes, const char *mpol, bool shared, int *ret_error)
 {
 	cleanup_close int ctx = -1;
 	char size[32];
 
-	*fs = (struct arena_fs){ .mount_fd = -1 };
+	*fs = (struct arena_fs){ .mount_fd = -1, .ro_fd = -1, .shared = shared };
 	*ret_error = -EPERM;
 	if (pager_hooks.no_tmpfs)
 		return;
@@ -44,6 +62,9 @@ void arena_fs_init(struct arena_fs *fs, uint64_t limit_bytes, int *ret_error)
 	if (!pager_hooks.no_huge)
 		(void)fs_config(ctx, FSCONFIG_SET_STRING, "huge", "within_size"); /* kernels without THP refuse */
 	fs->noswap = fs_config(ctx, FSCONFIG_SET_FLAG, "noswap", NULL) == 0;
+	if (mpol && fs_config(ctx, FSCONFIG_SET_STRING, "mpol", mpol) < 0)
+		log_error("memory policy %s: refused by the kernel (%s); the default one is used", mpol,
+			  strerror(errno));
 	if (fs_config(ctx, FSCONFIG_CMD_CREATE, NULL, NULL) < 0) {
 		*ret_error = -errno;
 		fs->noswap = false;
@@ -53,12 +74,21 @@ void arena_fs_init(struct arena_fs *fs, uint64_t limit_bytes, int *ret_error)
 	*ret_error = fs->mount_fd < 0 ? -errno : 0;
 	if (fs->mount_fd < 0)
 		fs->noswap = false;
+	else if (shared)
+		fs->ro_fd = clone_read_only(fs->mount_fd);
+	if (shared && fs->mount_fd >= 0 && fs->ro_fd < 0) {
+		log_error("no read-only clone of the arenas' mount (%s): root in a client could write to them",
+			  strerror(-fs->ro_fd));
+		fs->ro_fd = -1;
+	}
 }
 
 void arena_fs_done(struct arena_fs *fs)
 {
 	if (fs->mount_fd >= 0)
 		(void)close(TAKE_FD(fs->mount_fd));
+	if (fs->ro_fd >= 0)
+		(void)close(TAKE_FD(fs->ro_fd));
 }
 
 int arena_fs_limit(struct arena_fs *fs, uint64_t limit_bytes)
@@ -104,29 +134,46 @@ uint64_t arena_round(uint64_t data_bytes)
 	return tail > extent / 2 ? round_up(data_bytes, extent) : round_up(data_bytes, page_bytes());
 }
 
-int arena_open(const struct arena_fs *fs, uint64_t bytes, struct arena *ret)
+int arena_file(const struct arena_fs *fs, uint64_t bytes, int *ret_fd, int *ret_ro_fd)
 {
 	static unsigned int serial;
-	struct arena a = { .fd = -1, .bytes = bytes };
-	uint64_t len = bytes + page_bytes();
+	cleanup_close int fd = -1, ro = -1;
 	char name[32];
-	int r;
 
 	if (fs->mount_fd >= 0) {
-		(void)snprintf(name, sizeof(name), "%u", __atomic_add_fetch(&serial, 1, __ATOMIC_RELAXED));
-		a.fd = openat(fs->mount_fd, name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
-		if (a.fd >= 0)
+		/* (A number of its own: a next daemon goes on with this file system.) */
+		(void)snprintf(name, sizeof(name), "%d.%u", (int)getpid(),
+			       __atomic_add_fetch(&serial, 1, __ATOMIC_RELAXED));
+		fd = openat(fs->mount_fd, name, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
+		if (fd >= 0 && fs->ro_fd >= 0)
+			ro = openat(fs->ro_fd, name, O_RDONLY | O_CLOEXEC);
+		if (fd >= 0)
 			(void)unlinkat(fs->mount_fd, name, 0);
 	} else {
-		a.fd = memfd_create("weightd", MFD_CLOEXEC);
+		fd = memfd_create("weightd", MFD_CLOEXEC);
 	}
-	if (a.fd < 0)
+	if (fd < 0)
 		return -errno;
-	if (ftruncate(a.fd, (off_t)len) < 0) {
-		r = -errno;
-		(void)close(a.fd);
-		return r;
+	if (fs->shared && ro < 0) {
+		(void)fchmod(fd, 0600);
+		(void)snprintf(name, sizeof(name), "/proc/self/fd/%d", fd);
+		ro = open(name, O_RDONLY | O_CLOEXEC);
+		if (ro < 0)
+			return -errno;
 	}
+	if (ftruncate(fd, (off_t)bytes) < 0)
+		return -errno;
+	*ret_fd = TAKE_FD(fd);
+	*ret_ro_fd = TAKE_FD(ro);
+	return 0;
+}
+
+int arena_adopt(const struct arena_fs *fs, uint64_t bytes, int fd, int ro_fd, struct arena *ret)
+{
+	struct arena a = { .fd = fd, .ro_fd = ro_fd, .bytes = bytes };
+	uint64_t len = bytes + page_bytes();
+	int r;
+
 	a.alias = map_reserve(len);
 	/* PROT_NONE and munlock first: under mlockall(MCL_FUTURE) the mapping would be filled at once, with zeros. */
 	if (!a.alias || mmap(a.alias, len, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, a.fd, 0) == MAP_FAILED ||
@@ -144,6 +191,13 @@ int arena_open(const struct arena_fs *fs, uint64_t bytes, struct arena *ret)
 	return 0;
 }
 
+int arena_open(const struct arena_fs *fs, uint64_t bytes, struct arena *ret)
+{
+	int fd, ro_fd, r = arena_file(fs, bytes + page_bytes(), &fd, &ro_fd);
+
+	return r < 0 ? r : arena_adopt(fs, bytes, fd, ro_fd, ret);
+}
+
 void arena_close(struct arena *a)
 {
 	if (a->alias)
@@ -151,6 +205,8 @@ void arena_close(struct arena *a)
 	a->alias = NULL;
 	if (a->fd >= 0)
 		(void)close(TAKE_FD(a->fd));
+	if (a->ro_fd >= 0)
+		(void)close(TAKE_FD(a->ro_fd));
 }
 
 int arena_alloc(struct arena *a, uint64_t off, uint64_t len)

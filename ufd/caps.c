@@ -92,7 +92,7 @@ void pager_caps_probe(struct pager_caps *ret, const char *folder)
 	ret->exact_address = fd < 0 ? fd : u.exact_address ? 0 : -EOPNOTSUPP;
 	ret->poison = fd < 0 ? fd : u.poison ? 0 : -EOPNOTSUPP;
 	ret->pagemap_scan = pagemap < 0 ? -EACCES : pagemap_probe(pagemap);
-	arena_fs_init(&fs, 16 * extent_bytes(), &ret->tmpfs);
+	arena_fs_init(&fs, 16 * extent_bytes(), NULL, false, &ret->tmpfs);
 	ret->tmpfs_noswap = ret->tmpfs < 0 ? ret->tmpfs : fs.noswap ? 0 : -EOPNOTSUPP;
 	ret->tmpfs_huge = ret->tmpfs < 0 ? ret->tmpfs : try_huge(&fs);
 	arena_fs_done(&fs);

@@ -9,6 +9,9 @@
  * weight. It only waits until no page table is being cleared (window_begin(), some ms at most; no new one begins until
  * the fork is over): in such a window page tables do not tell what was written.
  * No malloc and no stdio in the child: fork holds those locks.
+ *
+ * A client of the daemon goes on with it in the child (client_forked()); where that fails, the same is done. What happens to
+ * one view here, replace_range() does for a client that has lost its daemon, too.
  */
 #include "ufd/internal.h"
 
@@ -18,47 +21,78 @@
 #include <sys/prctl.h>
 #include <time.h>
 
+#include "ufd/client.h"
+
 static struct list pagers = { &pagers, &pagers };
 static pthread_mutex_t pagers_lock = PTHREAD_MUTEX_INITIALIZER;
 
 struct replace {
 	struct view *view;
-	uint64_t pos; /* arena bytes up to here are done */
+	uint64_t pos;    /* arena bytes up to here are done */
+	bool keep_clean; /* also what was only read: other threads may be writing to it */
 	int error;
 };
 
-/* [from, to) of the arena was never written here: the file's bytes go there. */
+/* Makes the mapping elsewhere and puts it there in one step: other threads see what was, or what is. */
+static int put(struct view *v, uint64_t off, uint64_t len, int fd,
+	       int (*fill)(struct view *, unsigned char *, uint64_t, uint64_t))
+{
+	unsigned char *m = mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_NORESERVE | (fd < 0 ? MAP_ANONYMOUS : 0), fd,
+				fd < 0 ? 0 : (off_t)off);
+	int r = 0;
+
+	if (m == MAP_FAILED)
+		return -errno;
+	(void)munlock(m, len); /* MCL_FUTURE would read it all */
+	if (fill && mprotect(m, len, PROT_READ | PROT_WRITE) < 0)
+		r = -errno;
+	if (r == 0 && fill)
+		r = fill(v, m, off, len);
+	if (r == 0 && !v->broken && (v->read_only || mprotect(m, len, PROT_READ | PROT_WRITE) < 0)) {
+		v->read_only = true; /* overcommit_memory=2: writable extent by extent */
+		r = mprotect(m, len, PROT_READ) < 0 ? -errno : 0;
+	}
+	if (r == 0 && mremap(m, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, v->base + off) == MAP_FAILED)
+		r = -errno;
+	if (r < 0)
+		(void)munmap(m, len);
+	return r;
+}
+
+static int read_segments(struct view *v, unsigned char *to, uint64_t off, uint64_t len)
+{
+	int r = 0;
+
+	for (size_t i = 0; i < v->nr_segs && r == 0; i++) {
+		const struct segment *s = &v->segs[i];
+		uint64_t a = MAX(off, s->arena_off), b = MIN(off + len, s->arena_off + s->len);
+
+		if (a < b)
+			r = source_read(v->source, to + (a - off), b - a, s->file_off + (a - s->arena_off));
+	}
+	return r;
+}
+
+/* [from, to) of the arena was never written here: the file's bytes go there. Where these are others by now: nothing that
+ * can be touched. */
 static void put_file(struct replace *r, uint64_t from, uint64_t to)
 {
 	struct view *v = r->view;
 	const struct segment *first = &v->segs[0];
-	int prot = v->read_only ? PROT_READ : PROT_READ | PROT_WRITE;
 
-	if (from >= to || r->error)
+	if (from < to && !r->error && v->broken) {
+		r->error = put(v, from, to - from, -1, NULL);
 		return;
-	if (first->arena_off == 0 && first->file_off == 0 && from < first->len) {
+	}
+	if (from < to && !r->error && first->arena_off == 0 && first->file_off == 0 && from < first->len) {
 		uint64_t end = MIN(to, round_up(first->len, page_bytes()));
 
-		if (mmap(v->base + from, end - from, prot, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, v->source->fd,
-			 (off_t)from) == MAP_FAILED)
-			r->error = -errno;
+		r->error = put(v, from, end - from, v->source->fd, NULL);
 		from = end;
 	}
-	if (from >= to)
-		return;
 	/* Shifted data and aligned copies cannot be mapped: read now. */
-	if (mmap(v->base + from, to - from, PROT_READ | PROT_WRITE,
-		 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED) {
-		r->error = -errno;
-		return;
-	}
-	for (size_t i = 0; i < v->nr_segs && !r->error; i++) {
-		const struct segment *s = &v->segs[i];
-		uint64_t a = MAX(from, s->arena_off), b = MIN(to, s->arena_off + s->len);
-
-		if (a < b)
-			r->error = source_read(v->source, v->base + a, b - a, s->file_off + (a - s->arena_off));
-	}
+	if (from < to && !r->error)
+		r->error = put(v, from, to - from, -1, read_segments);
 }
 
 static int kept_run(void *arg, const struct page_run *run)
@@ -67,10 +101,12 @@ static int kept_run(void *arg, const struct page_run *run)
 	struct view *v = r->view;
 	uint64_t base = (uintptr_t)v->base;
 
-	for (uint64_t a = run->start; !run->file && a < run->end;) {
+	if (run->file && !r->keep_clean)
+		return 0;
+	for (uint64_t a = run->start; a < run->end;) {
 		uint64_t i = (a - base) / page_bytes(), end = a + page_bytes();
 
-		/* A poisoned page looks like one that is swapped out; in the child it is simply read again. */
+		/* A poisoned page looks like one that is swapped out; it is simply read again. */
 		if (!run->present && v->poisoned[i / 64] >> i % 64 & 1) {
 			a = end;
 			continue;
@@ -84,8 +120,19 @@ static int kept_run(void *arg, const struct page_run *run)
 	return r->error;
 }
 
+int replace_range(struct view *v, int pagemap_fd, uint64_t off, uint64_t len)
+{
+	struct replace r = { .view = v, .pos = off, .keep_clean = true };
+	int e = pagemap_scan(pagemap_fd, v->base + off, len, kept_run, &r);
+
+	if (e < 0)
+		return e;
+	put_file(&r, r.pos, off + len);
+	return r.error;
+}
+
 /* Where the process is not dumpable (it has changed its uid), /proc/self belongs to root. */
-static int pagemap_open(void)
+int pagemap_open(void)
 {
 	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC), was;
 
@@ -170,6 +217,13 @@ static void in_child(void)
 	for (struct list *n = pagers.next; n != &pagers; n = n->next) {
 		struct pager *p = container_of(n, struct pager, node);
 
+		(void)pthread_mutex_init(&p->lock, NULL);
+		(void)pthread_mutex_init(&p->lift, NULL);
+		/* (Destroying one that others wait at would wait for them.) */
+		(void)pthread_cond_init(&p->changed, NULL);
+		(void)pthread_cond_init(&p->work, NULL);
+		(void)pthread_cond_init(&p->slow_work, NULL);
+		list_init(&p->jobs);
 		if (!p->forked && p->way != WAY_MMAP) {
 			for (int i = 0; i < p->nr_mms; i++)
 				if (p->mms[i].uffd >= 0)
@@ -187,10 +241,20 @@ static void in_child(void)
 				(void)close(TAKE_FD(*fds[i]));
 		arena_fs_done(&p->fs);
 	}
+	for (struct list *n = pagers.next; n != &pagers; n = n->next) {
+		struct pager *p = container_of(n, struct pager, node);
+
+		if (!p->client || p->forked)
+			continue;
+		p->pagemap_fd = pagemap_open();
+		p->claimed = client_forked(p);
+	}
 	for (unsigned int i = 0; i < registry_max(); i++) {
 		struct view *v = registry_at(i);
 
-		if (!v || v->mmap || v->pager->forked)
+		if (!v || v->pager->forked || v->pager->claimed)
+			continue;
+		if (v->mmap && !v->client) /* (after a rescue some of it is still the arena, and not open) */
 			continue;
 		if (first)
 			fd = pagemap_open();
@@ -203,14 +267,7 @@ static void in_child(void)
 	for (struct list *n = pagers.next; n != &pagers; n = n->next) {
 		struct pager *p = container_of(n, struct pager, node);
 
-		p->forked = true;
-		(void)pthread_mutex_init(&p->lock, NULL);
-		(void)pthread_mutex_init(&p->lift, NULL);
-		/* (Destroying one that others wait at would wait for them.) */
-		(void)pthread_cond_init(&p->changed, NULL);
-		(void)pthread_cond_init(&p->work, NULL);
-		(void)pthread_cond_init(&p->slow_work, NULL);
-		list_init(&p->jobs);
+		p->forked |= !p->claimed;
 	}
 }
 

@@ -15,6 +15,7 @@
 #include "ufd/pager.h"
 #include "ufd/policy.h"
 #include "ufd/ring.h"
+#include "ufd/table.h"
 #include "ufd/uffd.h"
 
 enum extent_state { EXT_EMPTY, EXT_READING, EXT_READY, EXT_FAILED };
@@ -34,6 +35,7 @@ enum extent_state { EXT_EMPTY, EXT_READING, EXT_READY, EXT_FAILED };
 #define X_ZAP (1u << 11)      /* its alias is still mapped */
 #define X_DEMAND (1u << 12)   /* being read because a thread waits (not ahead) */
 #define X_RESERVED (1u << 13) /* counted in pager.resident */
+#define X_STUCK (1u << 14)    /* WAY_SERVE: a client's mapping of it could not be armed: it stays */
 
 struct extent {
 	uint8_t state;
@@ -52,7 +54,11 @@ struct extent {
 struct view {
 	struct pager *pager;
 	unsigned int nr_refs;
-	unsigned int busy; /* fills, drops and openings under way; closing waits for zero */
+	unsigned int busy;          /* fills, drops and openings under way; closing waits for zero */
+	struct client_view *client; /* WAY_DAEMON (client.c) */
+	/* WAY_SERVE (serve.c): where clients have it mapped; and what only the daemon needs to know of it. */
+	struct list maps;
+	struct serve_view *serve;
 	unsigned char *base;
 	uint64_t bytes; /* of the arena; the sentinel page follows (not in WAY_MMAP) */
 	struct source *source;
@@ -93,6 +99,7 @@ struct fill {
 	int error;
 	enum fault_code code;
 	bool used, demand, again, slow, slow_started;
+	bool owned;        /* on the heap, not in pager.fills: WAY_SERVE's slow reads take no slot from others */
 	struct list queue; /* the slow reader's */
 };
 #define NR_FILLS 32       /* extents being read at once */
@@ -105,18 +112,21 @@ struct request {
 	uint32_t len;
 };
 
-/* An address space that has our views: this process (0), and children made by fork until they have replaced theirs. */
+/* An address space that has our views: this process (0), and children made by fork until they have replaced theirs. In
+ * WAY_SERVE: clients and their children (0 is not used). */
 struct mm {
-	int uffd;  /* -1: free */
-	bool gone; /* set by the worker; the reader closes it */
+	int uffd;              /* -1: free */
+	struct remote *remote; /* WAY_SERVE */
+	bool gone;             /* set by the worker; the reader closes it */
 	uint64_t seq;
 };
-#define NR_MMS 1024
+#define NR_MMS 4096
 
 /* A waiting page, known to the reader only. */
 struct waiting {
-	struct extent *ext; /* NULL: free */
-	uint64_t address, since_ns;
+	struct extent *ext;  /* NULL: free */
+	struct mapping *map; /* WAY_SERVE */
+	uint64_t address, since_ns, fault_ns;
 };
 #define NR_WAITING 256
 
@@ -140,7 +150,9 @@ struct pager_job {
 	_Atomic int state;
 	_Atomic bool cancelled;
 	bool gentle;
+	struct remote *remote; /* WAY_SERVE: in whose mappings it is opened, too; or NULL */
 	uint64_t started_bytes;
+	_Atomic uint64_t number; /* WAY_DAEMON: the daemon's, while it has one */
 	int event_fd;
 	pid_t pid;        /* that made it: a forked child has nobody to go on with it */
 	pthread_t thread; /* WAY_MMAP */
@@ -154,8 +166,10 @@ struct pager {
 	unsigned int nr_refs;
 	enum way way;
 	struct uffd_caps caps;
-	bool forked;      /* we are a child: no threads here */
-	struct list node; /* in the list of all pagers (fork.c) */
+	bool forked;           /* we are a child: no threads here */
+	bool claimed;          /* we are a child with which the daemon goes on as with its parent */
+	struct client *client; /* WAY_DAEMON (client.c) */
+	struct list node;      /* in the list of all pagers (fork.c) */
 
 	pthread_mutex_t lock;   /* short; no allocation, no system call that can fault, no UFFDIO under it */
 	pthread_cond_t changed; /* drops ended, a view became idle */
@@ -214,6 +228,8 @@ struct pager {
 	/* the slow reader */
 	pthread_cond_t slow_work;
 	struct list slow, slow_done;
+
+	struct serve *serve; /* WAY_SERVE (serve.c) */
 };
 
 static inline size_t ext_index(const struct extent *x)
@@ -271,8 +287,13 @@ void ext_settle(struct extent *x);                    /* READY, nothing under wa
 void ext_drop_done(struct extent *x, uint32_t flag);
 void ext_unreserve(struct extent *x);
 void view_budget_refresh(struct pager *p);
-struct extent *view_extent(struct view *v, size_t i);    /* the lock is held; sets it up when it is first asked for */
-size_t view_unit_at(const struct view *v, uint64_t off); /* SIZE_MAX: none */
+void ext_state(struct extent *x, enum extent_state state); /* sets it, also where clients and a next daemon read it */
+void ext_ask_drop(struct extent *x, uint64_t now);
+struct extent *view_extent(struct view *v, size_t i);      /* the lock is held; sets it up when it is first asked for */
+size_t view_unit_at(const struct view *v, uint64_t off);   /* SIZE_MAX: none */
+size_t view_unit_from(const struct view *v, uint64_t off); /* the first that may reach beyond */
+void pager_count(struct pager *p, const struct pager_stats *s); /* what a view has counted stays when it is closed */
+int view_map_failed(const struct view *v, int error, const char *what, struct wd_err *err);
 void view_mark_used(struct view *v, uint64_t off, uint64_t len); /* units inside of this range */
 void view_lift(struct view *v, size_t first, size_t nr);         /* takes poison off; no lock held */
 
@@ -285,8 +306,71 @@ enum urgency { FILL_GENTLE, FILL_AHEAD, FILL_DEMAND };
 bool fill_start(struct pager *p, struct extent *x,
 		enum urgency urgency); /* reader, lock held: false if no slot or no room */
 
+/* worker.c: a run of extents of one view */
+struct run {
+	struct view *view;
+	size_t first, nr;
+};
+static inline uint64_t run_off(const struct run *r)
+{
+	return r->first * extent_bytes();
+}
+static inline uint64_t run_len(const struct run *r)
+{
+	return MIN(r->nr * extent_bytes(), r->view->bytes - run_off(r));
+}
+#define PROBE_DEADLINE_NS 50000000 /* a fork that stays in flight longer: the take-back is given up for now */
+
+/* Starts the threads (WAY_SERVE: when what a daemon before us has left is in place). */
+int pager_run(struct pager *p, struct wd_err *err);
+struct view *view_new(struct pager *p, struct source *src, const struct view_layout *layout, uint64_t bytes);
+int view_publish(struct view *v, struct wd_err *err);
+void view_free(struct view *v);
+void view_map_source(struct view *v);
+
+/* serve.c: what the pager's threads do differently for the address spaces of others. The lock is held unless told. */
+#define SERVE_SLOW_MAX 16 /* extents of one view that its slow thread reads or shall read */
+struct mapping *serve_mapping_at(struct pager *p, int mm, uint64_t address);
+struct view *mapping_view(const struct mapping *m);
+uint64_t mapping_off(const struct mapping *m, uint64_t address);
+bool mapping_forbidden(const struct mapping *m);
+void serve_publish(struct extent *x);   /* its state, in the table */
+void serve_unpublish(struct extent *x); /* there it is not READY any more */
+const char *serve_mpol(const struct pager *p);
+bool serve_fault(struct mapping *m, struct extent *x, uint64_t address); /* false: the same touch once more */
+void serve_want(struct mapping *m, struct extent *x);                    /* opens it there when it is READY */
+void serve_settled(struct extent *x);                                    /* READY: it is opened where it is wanted */
+void serve_poison(struct mapping *m, uint64_t address);
+void serve_wake(struct extent *x); /* FAILED, no lock: waiters everywhere fault again */
+bool serve_waits(const struct waiting *w);
+bool serve_waited(const struct extent *x);           /* by a thread of a client */
+void serve_overtake(const struct waiting *w);        /* its opening takes long */
+void serve_on_fork(struct pager *p, int mm, int fd); /* no lock */
+void serve_close_gone(struct pager *p, int mm);      /* no lock */
+atomic_uint *serve_reading(struct pager *p, int mm); /* odd while its events are being taken in */
+void serve_job_want(struct remote *r, struct extent *x);
+uint64_t serve_spin_ns(const struct pager *p);
+bool serve_let_going(const struct pager *p);
+bool serve_arm(struct pager *p, const struct run *r, uint64_t until); /* no lock; cf. arm_and_probe() */
+void serve_evict(struct pager *p);
+bool serve_tend(struct pager *p); /* what the coordinator does now and then; true: look again at what there is to do */
+int serve_slow_start(struct view *v); /* the thread that reads what must be waited for */
+void serve_slow_push(struct fill *f);
+void serve_slow_first(struct extent *x); /* somebody waits for it now */
+bool serve_slow_full(const struct view *v);
+void serve_park(struct extent *x);    /* until its slow thread has room */
+void serve_view_done(struct view *v); /* what serve.c keeps beside it */
+void serve_view_end(struct view *v);  /* no lock: nobody has it any more */
+
+/* slow.c */
+void slow_fill(struct fill *f);
+
 /* job.c */
+struct remote;
+int pager_job_new_for(struct pager *p, struct remote *remote, const struct job_range *ranges, size_t nr, bool gentle,
+		      struct pager_job **ret);
 void job_end(struct pager_job *j, int state);
+int job_thread(struct pager_job *j, void *(*main)(void *job)); /* runs it in a thread of its own */
 
 bool fill_piece(const struct fill *f, struct segment *ret); /* the next part of the file that it needs; false: none */
 void fill_count_read(struct fill *f, uint64_t bytes);
@@ -295,9 +379,13 @@ void fill_count_read(struct fill *f, uint64_t bytes);
 int mmap_view_open(struct view *v, struct wd_err *err);
 void mmap_view_drop(struct view *v, uint64_t off, uint64_t len);
 void mmap_view_stats(struct view *v, struct pager_stats *ret);
-int mmap_job_start(struct pager_job *j);
+void *mmap_job_main(void *job);
 
 /* fork.c */
+int pagemap_open(void);
+/* Maps the file over what is neither present nor swapped there (nothing that can be touched, if the view is broken). The
+ * range is armed and no window is open: nothing else changes page tables. */
+int replace_range(struct view *v, int pagemap_fd, uint64_t off, uint64_t len);
 void fork_register(struct pager *p);
 void fork_unregister(struct pager *p);
 bool window_begin(void); /* false: a fork is under way, not now */

@@ -9,6 +9,8 @@
 #include <string.h>
 #include <sys/eventfd.h>
 
+#include "ufd/client.h"
+
 void job_end(struct pager_job *j, int state)
 {
 	uint64_t one = 1;
@@ -76,6 +78,8 @@ static bool job_step(struct pager *p, struct pager_job *j)
 			job_end(j, -EACCES);
 			break;
 		}
+		if (j->remote)
+			serve_job_want(j->remote, x);
 		switch (x->state) {
 		case EXT_READY:
 			if (!(x->flags & X_OPEN)) {
@@ -94,7 +98,7 @@ static bool job_step(struct pager *p, struct pager_job *j)
 				job_end(j, -ESTALE);
 				continue;
 			}
-			x->state = EXT_EMPTY;
+			ext_state(x, EXT_EMPTY);
 			break;
 		default:
 			break;
@@ -103,6 +107,8 @@ static bool job_step(struct pager *p, struct pager_job *j)
 			job_end(j, -ENOSPC); /* it would push out what it has read itself */
 			break;
 		}
+		if (p->serve && serve_slow_full(x->view))
+			break;
 		x->flags |= X_WANT;
 		if (fill_start(p, x, j->gentle ? FILL_GENTLE : FILL_AHEAD)) {
 			j->started_bytes += ext_len(x);
@@ -135,7 +141,26 @@ bool job_pump(struct pager *p)
 	return false;
 }
 
+int job_thread(struct pager_job *j, void *(*main)(void *job))
+{
+	sigset_t all, saved;
+	int r;
+
+	(void)sigfillset(&all);
+	(void)pthread_sigmask(SIG_SETMASK, &all, &saved);
+	r = pthread_create(&j->thread, NULL, main, j);
+	(void)pthread_sigmask(SIG_SETMASK, &saved, NULL);
+	j->threaded = r == 0;
+	return -r;
+}
+
 int pager_job_new(struct pager *p, const struct job_range *ranges, size_t nr, bool gentle, struct pager_job **ret)
+{
+	return pager_job_new_for(p, NULL, ranges, nr, gentle, ret);
+}
+
+int pager_job_new_for(struct pager *p, struct remote *r_for, const struct job_range *ranges, size_t nr, bool gentle,
+		      struct pager_job **ret)
 {
 	struct pager_job *j = calloc(1, sizeof(*j));
 	sigset_t saved;
@@ -155,6 +180,7 @@ int pager_job_new(struct pager *p, const struct job_range *ranges, size_t nr, bo
 		return r;
 	}
 	j->gentle = gentle;
+	j->remote = r_for;
 	j->pid = getpid();
 	for (size_t i = 0; i < nr; i++) {
 		struct view *v = ranges[i].view;
@@ -177,8 +203,8 @@ int pager_job_new(struct pager *p, const struct job_range *ranges, size_t nr, bo
 		view_mark_used(ranges[i].view, ranges[i].off, ranges[i].len);
 	if (!j->nr_ranges) {
 		job_end(j, 1);
-	} else if (pager_way(p) == WAY_MMAP) {
-		r = mmap_job_start(j);
+	} else if (pager_way(p) == WAY_MMAP || p->client) {
+		r = p->client ? client_job_start(j) : job_thread(j, mmap_job_main);
 		if (r < 0) {
 			job_end(j, r);
 			(void)pager_job_free(j);
@@ -243,6 +269,8 @@ void pager_job_cancel(struct pager_job *j)
 		job_end(j, -ECANCELED);
 	}
 	pager_unlock(j->pager, &saved);
+	if (j->pager->client && getpid() == j->pid)
+		client_job_cancel(j);
 }
 
 struct pager_job *pager_job_free(struct pager_job *j)

@@ -84,7 +84,7 @@ static int pageout_run(void *arg, const struct page_run *run)
 	return 0;
 }
 
-static int pagemap_open(const struct view *v)
+static int view_pagemap(const struct view *v)
 {
 	/* In a forked child the pager's descriptor shows the parent's memory. */
 	return v->pager->forked || v->pager->pagemap_fd < 0 ? open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC) :
@@ -93,7 +93,7 @@ static int pagemap_open(const struct view *v)
 
 void mmap_view_drop(struct view *v, uint64_t off, uint64_t len)
 {
-	cleanup_close int fd = pagemap_open(v);
+	cleanup_close int fd = view_pagemap(v);
 	uint64_t first = round_up(off, page_bytes()), end = round_down(off + len, page_bytes());
 
 	if (off + len >= mapped_bytes(v))
@@ -121,7 +121,7 @@ static int stats_run(void *arg, const struct page_run *run)
 
 void mmap_view_stats(struct view *v, struct pager_stats *ret)
 {
-	cleanup_close int fd = pagemap_open(v);
+	cleanup_close int fd = view_pagemap(v);
 
 	*ret = (struct pager_stats){ .budget_bytes = UINT64_MAX };
 	if (fd >= 0 && mapped_bytes(v))
@@ -139,7 +139,7 @@ void mmap_view_stats(struct view *v, struct pager_stats *ret)
 	ret->peak_bytes = v->stats.peak_bytes;
 }
 
-static void *job_main(void *arg)
+void *mmap_job_main(void *arg)
 {
 	struct pager_job *j = arg;
 
@@ -171,17 +171,4 @@ static void *job_main(void *arg)
 	}
 	job_end(j, 1);
 	return NULL;
-}
-
-int mmap_job_start(struct pager_job *j)
-{
-	sigset_t all, saved;
-	int r;
-
-	(void)sigfillset(&all);
-	(void)pthread_sigmask(SIG_SETMASK, &all, &saved);
-	r = pthread_create(&j->thread, NULL, job_main, j);
-	(void)pthread_sigmask(SIG_SETMASK, &saved, NULL);
-	j->threaded = r == 0;
-	return -r;
 }

@@ -42,6 +42,7 @@
 #include <time.h>
 
 #include "lib/base/log.h"
+#include "ufd/client.h"
 #include "ufd/hooks.h"
 #include "ufd/room.h"
 
@@ -139,6 +140,13 @@ void ext_drop_done(struct extent *x, uint32_t flag)
 		(void)pthread_cond_broadcast(&p->changed);
 }
 
+void ext_state(struct extent *x, enum extent_state state)
+{
+	x->state = (uint8_t)state;
+	if (x->view->serve)
+		serve_publish(x);
+}
+
 void ext_settle(struct extent *x)
 {
 	struct view *v = x->view;
@@ -160,12 +168,18 @@ void ext_settle(struct extent *x)
 		ext_drop_done(x, X_DROP);
 		ext_drop_done(x, X_CLEAR);
 		ext_lru(x, -1, false);
+		if (p->serve && serve_waited(x)) /* since it was READY, and was being taken back */
+			x->flags |= X_WAIT;
 		ext_queue(x, x->flags & X_WAIT ? &p->demand : x->flags & X_WANT ? &p->ahead : NULL);
 		if (x->flags & (X_WAIT | X_WANT))
 			pager_wake_reader(p);
 		return;
 	default:
 		break;
+	}
+	if (p->serve) {
+		x->flags &= ~(X_WAIT | X_WANT);
+		serve_settled(x);
 	}
 	/* Waiters first. (X_WAIT may also be of a thread that runs already and has asked for the drop itself: the worker clears
 	 * the flag when it is done with the opening, and then comes the drop.) */
@@ -242,6 +256,8 @@ int pager_set_budget(struct pager *p, uint64_t budget_bytes)
 
 	if (pager_way(p) == WAY_MMAP)
 		return -EOPNOTSUPP;
+	if (p->client)
+		return -EPERM; /* one for all processes: the daemon's */
 	(void)room_get("/proc", "/sys/fs/cgroup", &room);
 	pager_lock(p, &saved);
 	p->budget_set = budget_bytes;
@@ -334,16 +350,19 @@ static int pager_setup(struct pager *p, struct wd_err *err)
 	struct room room = { 0 };
 	int r;
 
-	if (p->way != WAY_EMBEDDED && p->way != WAY_USER)
+	if (p->way != WAY_EMBEDDED && p->way != WAY_USER && p->way != WAY_SERVE)
 		return err_set(err, -EINVAL, "cannot start a pager: no such way (%d)", p->way);
-	r = p->way == WAY_USER ? uffd_open_user(&p->caps) : uffd_open(false, true, &p->caps);
+	r = p->way == WAY_USER ? uffd_open_user(&p->caps) : uffd_open(p->way == WAY_SERVE, true, &p->caps);
 	if (r < 0)
 		return err_set(
 			err, r == -EMFILE ? r : -EOPNOTSUPP,
 			"cannot start a pager: userfaultfd is not allowed here (%s); see weightd doctor, or use WEIGHTD_MODE=mmap",
 			strerror(-r));
-	p->mms[0].uffd = r;
 	p->nr_mms = 1;
+	if (p->way == WAY_SERVE) /* its clients bring theirs; this one has told what the kernel has */
+		(void)close(r);
+	else
+		p->mms[0].uffd = r;
 	p->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	p->reserve_fd = eventfd(0, EFD_CLOEXEC);
@@ -355,7 +374,7 @@ static int pager_setup(struct pager *p, struct wd_err *err)
 	if (ring_new(RING_DEPTH, &p->ring) < 0)
 		p->ring = NULL;
 	ev.data.u32 = 0;
-	r = epoll_ctl(p->epoll_fd, EPOLL_CTL_ADD, p->mms[0].uffd, &ev);
+	r = p->way == WAY_SERVE ? 0 : epoll_ctl(p->epoll_fd, EPOLL_CTL_ADD, p->mms[0].uffd, &ev);
 	ev.data.u32 = NR_MMS;
 	r |= epoll_ctl(p->epoll_fd, EPOLL_CTL_ADD, p->wake_fd, &ev);
 	if (p->ring)
@@ -367,7 +386,8 @@ static int pager_setup(struct pager *p, struct wd_err *err)
 	p->tmpfs_limit = limit_for(p->budget_set ? p->budget_set : room.total_bytes);
 	p->budget = p->budget_set;
 	view_budget_refresh(p);
-	arena_fs_init(&p->fs, p->tmpfs_limit, &r);
+	if (p->fs.mount_fd < 0) /* (a daemon before us may have left one) */
+		arena_fs_init(&p->fs, p->tmpfs_limit, serve_mpol(p), p->way == WAY_SERVE, &r);
 	if (r < 0)
 		log_info("no tmpfs of our own (%s): weights are kept in memfds", strerror(-r));
 	p->max_borders = 65530 / 4;
@@ -378,10 +398,14 @@ static int pager_setup(struct pager *p, struct wd_err *err)
 		if (fd >= 0 && read(fd, text, sizeof(text) - 1) > 0)
 			p->max_borders = (unsigned int)(strtoul(text, NULL, 10) / 4);
 	}
-	r = threads_start(p);
-	if (r < 0)
-		return err_set(err, r, "cannot start a pager: no thread: %s", strerror(-r));
-	return 0;
+	return p->way == WAY_SERVE ? 0 : pager_run(p, err);
+}
+
+int pager_run(struct pager *p, struct wd_err *err)
+{
+	int r = threads_start(p);
+
+	return r < 0 ? err_set(err, r, "cannot start a pager: no thread: %s", strerror(-r)) : 0;
 }
 
 int pager_new(const struct pager_config *config, struct pager **ret, struct wd_err *err)
@@ -395,7 +419,10 @@ int pager_new(const struct pager_config *config, struct pager **ret, struct wd_e
 	p->nr_refs = 1;
 	p->way = config->way;
 	p->budget_set = config->budget_bytes;
-	p->epoll_fd = p->wake_fd = p->empty_fd = p->reserve_fd = p->pagemap_fd = p->fs.mount_fd = -1;
+	p->serve = config->serve;
+	p->epoll_fd = p->wake_fd = p->empty_fd = p->reserve_fd = p->pagemap_fd = p->fs.mount_fd = p->fs.ro_fd = -1;
+	if (config->fs)
+		p->fs = *config->fs;
 	for (int i = 0; i < NR_MMS; i++)
 		p->mms[i].uffd = -1;
 	struct list *lists[] = { &p->demand, &p->ahead, &p->open,      &p->drop, &p->clear,
@@ -414,14 +441,18 @@ int pager_new(const struct pager_config *config, struct pager **ret, struct wd_e
 	(void)pthread_cond_init(&p->slow_work, &attr);
 	(void)pthread_condattr_destroy(&attr);
 	p->budget = UINT64_MAX;
-	r = p->way == WAY_MMAP ? 0 : pager_setup(p, err);
+	if (p->way == WAY_DAEMON)
+		r = client_setup(p, config->socket, config->autostart, err);
+	else
+		r = p->way == WAY_MMAP ? 0 : pager_setup(p, err);
 	if (r < 0) {
 		pager_free(p);
 		return r;
 	}
 	if (p->way == WAY_MMAP)
 		p->pagemap_fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	fork_register(p);
+	if (p->way != WAY_SERVE)
+		fork_register(p);
 	*ret = p;
 	return 0;
 }
@@ -437,7 +468,9 @@ struct pager *pager_unref(struct pager *p)
 	if (!p || __atomic_sub_fetch(&p->nr_refs, 1, __ATOMIC_ACQ_REL) > 0)
 		return NULL;
 	fork_unregister(p);
-	if (p->way != WAY_MMAP && !p->forked) {
+	if (p->client) {
+		client_done(p);
+	} else if (p->way != WAY_MMAP && !p->forked) {
 		sigset_t saved;
 
 		pager_lock(p, &saved);
@@ -478,12 +511,15 @@ static uint64_t poison_bytes(const struct view *v)
 	return round_up(v->bytes / page_bytes() + 1, 64) / 8;
 }
 
-static void view_free(struct view *v)
+void view_free(struct view *v)
 {
 	if (!v)
 		return;
+	if (v->client)
+		client_view_close(v);
 	if (v->base)
 		(void)munmap(v->base, v->bytes + page_bytes());
+	serve_view_done(v);
 	arena_close(&v->arena);
 	if (v->source_map)
 		(void)munmap(v->source_map, v->source->id.size);
@@ -507,13 +543,28 @@ static void *sparse(uint64_t nbytes)
 	return p == MAP_FAILED ? NULL : p;
 }
 
-static int map_failed(const struct view *v, int error, const char *what, struct wd_err *err)
+int view_map_failed(const struct view *v, int error, const char *what, struct wd_err *err)
 {
 	return err_set(err, error, "%s: cannot %s %llu MiB: %s%s", v->source->path, what,
 		       (unsigned long long)(v->bytes / MiB), strerror(-error),
 		       error == -ENOMEM ? "; check vm.max_map_count, ulimit -v and vm.overcommit_memory" :
 		       error == -EMFILE ? "; raise the limit (ulimit -n, RLIMIT_NOFILE)" :
 					  "");
+}
+
+void view_map_source(struct view *v)
+{
+	uint64_t size = v->source->id.size;
+	void *m = size ? mmap(NULL, size, PROT_NONE, MAP_SHARED, v->source->fd, 0) : MAP_FAILED;
+
+	if (m == MAP_FAILED)
+		return;
+	(void)munlock(m, size); /* MCL_FUTURE would read the whole file */
+	(void)madvise(m, size, MADV_DONTFORK);
+	if (mprotect(m, size, PROT_READ) == 0)
+		v->source_map = m;
+	else
+		(void)munmap(m, size);
 }
 
 static int view_map(struct view *v, struct wd_err *err)
@@ -524,52 +575,41 @@ static int view_map(struct view *v, struct wd_err *err)
 	int r = arena_open(&p->fs, v->bytes, &v->arena);
 
 	if (r < 0)
-		return map_failed(v, r, "make an arena of", err);
+		return view_map_failed(v, r, "make an arena of", err);
 	v->base = map_reserve(len);
 	if (!v->base)
-		return map_failed(v, -ENOMEM, "map", err);
+		return view_map_failed(v, -ENOMEM, "map", err);
 	/* PROT_NONE until it is registered: with mlockall(MCL_FUTURE) mmap would fill the view with zeros, and no thread
 	 * may touch it in between. (munlock: weights are never swapped; a locked view could not be observed.) */
 	if (mmap(v->base, len, PROT_NONE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, v->arena.fd, 0) == MAP_FAILED)
-		return map_failed(v, -errno, "map", err);
+		return view_map_failed(v, -errno, "map", err);
 	(void)munlock(v->base, len);
 	(void)madvise(v->base, len, MADV_HUGEPAGE);
 	(void)madvise(v->base, len, MADV_DONTDUMP);
 	r = uffd_register(p->mms[0].uffd, v->base, len, false);
 	if (r < 0)
-		return map_failed(v, r, "register with userfaultfd", err);
+		return view_map_failed(v, r, "register with userfaultfd", err);
 	if (mprotect(v->base, len, PROT_READ | PROT_WRITE) < 0) {
 		/* overcommit_memory=2 charges a private writable mapping in full: writable extent by extent then */
 		v->read_only = true;
 		if (mprotect(v->base, len, PROT_READ) < 0)
-			return map_failed(v, -errno, "map", err);
+			return view_map_failed(v, -errno, "map", err);
 	}
 	/* One private page gives the view its anon_vma before it is ever split: VMAs of written extents would never merge
 	 * again otherwise. The sentinel stays armed for ever: probes ask it, fork events come through it. */
 	r = uffd_copy(p->mms[0].uffd, view_sentinel(v), zeros, page_bytes());
 	if (r < 0)
-		return map_failed(v, r, "set up", err);
-	if (v->source->id.size) {
-		void *m = mmap(NULL, v->source->id.size, PROT_NONE, MAP_SHARED, v->source->fd, 0);
-
-		if (m != MAP_FAILED) {
-			(void)munlock(m, v->source->id.size); /* MCL_FUTURE would read the whole file */
-			(void)madvise(m, v->source->id.size, MADV_DONTFORK);
-			if (mprotect(m, v->source->id.size, PROT_READ) == 0)
-				v->source_map = m;
-			else
-				(void)munmap(m, v->source->id.size);
-		}
-	}
+		return view_map_failed(v, r, "set up", err);
+	view_map_source(v);
 	return 0;
 }
 
 /* Puts it where the reader and handlers find it. */
-static int view_publish(struct view *v, struct wd_err *err)
+int view_publish(struct view *v, struct wd_err *err)
 {
 	struct pager *p = v->pager;
 	sigset_t saved;
-	int r = registry_add(v);
+	int r = p->serve ? 0 : registry_add(v);
 
 	if (r < 0)
 		return err_set(err, r, "%s: too many files are open in this process (limit %u)", v->source->path,
@@ -579,7 +619,8 @@ static int view_publish(struct view *v, struct wd_err *err)
 		struct view **views = malloc((nr + 1) * sizeof(*views)), **old = NULL;
 
 		if (!views) {
-			registry_del(v);
+			if (!p->serve)
+				registry_del(v);
 			return err_set(err, -ENOMEM, "%s: out of memory", v->source->path);
 		}
 		pager_lock(p, &saved);
@@ -624,6 +665,41 @@ static struct view *view_shared(struct pager *p, const struct source *src, const
 	return found;
 }
 
+struct view *view_new(struct pager *p, struct source *src, const struct view_layout *layout, uint64_t bytes)
+{
+	struct view *v = calloc(1, sizeof(*v));
+
+	if (!v)
+		return NULL;
+	v->nr_refs = 1;
+	v->arena.fd = v->arena.ro_fd = -1;
+	list_init(&v->maps);
+	v->pager = pager_ref(p);
+	v->source = source_ref(src);
+	v->class = VIEW_NORMAL;
+	v->mmap = pager_way(p) == WAY_MMAP;
+	v->bytes = bytes;
+	v->nr_ext = (v->bytes + extent_bytes() - 1) / extent_bytes();
+	v->direct_bytes = (uint32_t)extent_bytes();
+	v->segs = malloc(layout->nr_segs * sizeof(*v->segs));
+	v->units = malloc((layout->nr_units + 1) * sizeof(*v->units));
+	v->unit_used = calloc(layout->nr_units + 1, 1);
+	v->ext = sparse(v->nr_ext * sizeof(*v->ext));
+	v->poisoned = sparse(poison_bytes(v));
+	if (!v->segs || !v->units || !v->unit_used || !v->ext || !v->poisoned) {
+		view_free(v);
+		return NULL;
+	}
+	v->nr_segs = layout->nr_segs;
+	memcpy(v->segs, layout->segs, layout->nr_segs * sizeof(*v->segs));
+	v->nr_units = layout->nr_units;
+	if (layout->nr_units)
+		memcpy(v->units, layout->units, layout->nr_units * sizeof(*v->units));
+	for (size_t i = 0; i < v->nr_units; i++)
+		v->unit_max_bytes = MAX(v->unit_max_bytes, v->units[i].len);
+	return v;
+}
+
 int view_open(struct pager *p, struct source *src, const struct view_layout *layout, struct view **ret,
 	      struct wd_err *err)
 {
@@ -639,36 +715,11 @@ int view_open(struct pager *p, struct source *src, const struct view_layout *lay
 		}
 		(void)view_unref(v);
 	}
-	v = calloc(1, sizeof(*v));
+	v = view_new(p, src, layout, MAX(arena_round(last->arena_off + last->len), page_bytes()));
 	if (!v)
-		return err_set(err, r, "%s: out of memory", src->path);
-	v->nr_refs = 1;
-	v->arena.fd = -1;
-	v->pager = pager_ref(p);
-	v->source = source_ref(src);
-	v->class = VIEW_NORMAL;
-	v->mmap = pager_way(p) == WAY_MMAP;
-	v->bytes = MAX(arena_round(last->arena_off + last->len), page_bytes());
-	v->nr_ext = (v->bytes + extent_bytes() - 1) / extent_bytes();
-	v->direct_bytes = (uint32_t)extent_bytes();
-	v->segs = malloc(layout->nr_segs * sizeof(*v->segs));
-	v->units = malloc((layout->nr_units + 1) * sizeof(*v->units));
-	v->unit_used = calloc(layout->nr_units + 1, 1);
-	v->ext = sparse(v->nr_ext * sizeof(*v->ext));
-	v->poisoned = sparse(poison_bytes(v));
-	if (!v->segs || !v->units || !v->unit_used || !v->ext || !v->poisoned) {
-		r = map_failed(v, r, "keep the table of", err);
-		view_free(v);
-		return r;
-	}
-	v->nr_segs = layout->nr_segs;
-	memcpy(v->segs, layout->segs, layout->nr_segs * sizeof(*v->segs));
-	v->nr_units = layout->nr_units;
-	if (layout->nr_units)
-		memcpy(v->units, layout->units, layout->nr_units * sizeof(*v->units));
-	for (size_t i = 0; i < v->nr_units; i++)
-		v->unit_max_bytes = MAX(v->unit_max_bytes, v->units[i].len);
-	r = v->mmap ? mmap_view_open(v, err) : view_map(v, err);
+		return err_set(err, r, "%s: no memory for its table; check vm.max_map_count, ulimit -v and "
+				       "vm.overcommit_memory", src->path);
+	r = v->mmap ? mmap_view_open(v, err) : p->client ? client_view_open(v, err) : view_map(v, err);
 	if (r == 0)
 		r = view_publish(v, err);
 	if (r < 0) {
@@ -739,7 +790,7 @@ struct view *view_unref(struct view *v)
 	v->dying = true; /* nothing new is begun on it */
 	while (v->busy)
 		(void)pthread_cond_wait(&p->changed, &p->lock);
-	if (!v->mmap && !p->forked)
+	if (!v->mmap && !p->forked && !v->client)
 		view_forget(v);
 	for (i = 0; i < p->nr_views && p->views[i] != v; i++)
 		;
@@ -749,6 +800,10 @@ struct view *view_unref(struct view *v)
 		memmove(p->views + i, p->views + i + 1, (p->nr_views - i) * sizeof(*p->views));
 	}
 	pager_unlock(p, &saved);
+	if (p->serve) {
+		serve_view_end(v);
+		return NULL;
+	}
 	registry_del(v);
 	view_free(v);
 	return NULL;
@@ -779,12 +834,17 @@ static bool plain(const struct view *v)
 	return v->mmap || v->pager->forked;
 }
 
+static bool at_daemon(const struct view *v)
+{
+	return v->client && !plain(v);
+}
+
 /* ------------------------------------------------------------------ dropping */
 
 /* For how long a drop that cannot be done is tried again (a fork in flight, a child that is setting itself up). */
 #define DROP_DEADLINE_NS 100000000
 
-static void ext_ask_drop(struct extent *x, uint64_t now)
+void ext_ask_drop(struct extent *x, uint64_t now)
 {
 	struct pager *p = x->view->pager;
 
@@ -811,6 +871,10 @@ int view_drop(struct view *v)
 		mmap_view_drop(v, 0, v->bytes);
 		return 0;
 	}
+	if (at_daemon(v)) {
+		client_view_drop(v);
+		return 0;
+	}
 	pager_lock(v->pager, &saved);
 	for (size_t i = 0; i < v->nr_ext; i++) {
 		struct extent *x = &v->ext[i];
@@ -827,7 +891,7 @@ int view_drop(struct view *v)
 }
 
 /* First unit that may reach beyond arena offset `off`. */
-static size_t unit_from(const struct view *v, uint64_t off)
+size_t view_unit_from(const struct view *v, uint64_t off)
 {
 	size_t lo = 0, hi = v->nr_units;
 
@@ -844,7 +908,7 @@ static size_t unit_from(const struct view *v, uint64_t off)
 
 static bool used_in(const struct view *v, uint64_t off, uint64_t len)
 {
-	for (size_t u = unit_from(v, off); u < v->nr_units && v->units[u].off < off + len; u++)
+	for (size_t u = view_unit_from(v, off); u < v->nr_units && v->units[u].off < off + len; u++)
 		if (v->unit_used[u] && v->units[u].off + v->units[u].len > off)
 			return true;
 	return false;
@@ -852,7 +916,7 @@ static bool used_in(const struct view *v, uint64_t off, uint64_t len)
 
 void view_mark_used(struct view *v, uint64_t off, uint64_t len)
 {
-	for (size_t u = unit_from(v, off); u < v->nr_units && v->units[u].off < off + len; u++)
+	for (size_t u = view_unit_from(v, off); u < v->nr_units && v->units[u].off < off + len; u++)
 		if (v->units[u].off >= off && v->units[u].off + v->units[u].len <= off + len)
 			v->unit_used[u] = 1;
 }
@@ -864,6 +928,10 @@ int view_drop_units(struct view *v, size_t first, size_t nr)
 
 	if (first > v->nr_units || nr > v->nr_units - first)
 		return -ERANGE;
+	if (at_daemon(v)) {
+		client_view_drop_units(v, first, nr);
+		return 0;
+	}
 	pager_lock(v->pager, &saved);
 	memset(v->unit_used + first, 0, nr);
 	if (!plain(v)) {
@@ -904,6 +972,8 @@ int pager_sync(struct pager *p, int timeout_ms)
 
 	if (pager_way(p) == WAY_MMAP)
 		return 0;
+	if (p->client)
+		return client_sync(p, timeout_ms);
 	deadline_in(&until, MAX(timeout_ms, 0));
 	pager_lock(p, &saved);
 	while (p->nr_drops && r == 0)
@@ -918,9 +988,11 @@ void view_set_class(struct view *v, enum view_class class)
 {
 	struct pager *p = v->pager;
 	sigset_t saved;
+	bool changed;
 
 	pager_lock(p, &saved);
-	if (v->class != class && !plain(v)) {
+	changed = v->class != class;
+	if (changed && !plain(v) && !v->client) {
 		/* From list to list in their order, so that ages stay comparable. */
 		for (int list = 0; list < NR_LRU; list++) {
 			struct list *n = p->lru[v->class][list].next, *next;
@@ -940,6 +1012,14 @@ void view_set_class(struct view *v, enum view_class class)
 	}
 	v->class = (uint8_t) class;
 	pager_unlock(p, &saved);
+	if (changed && at_daemon(v))
+		client_view_class(v, class);
+}
+
+void pager_stage(struct pager *p, const char *name)
+{
+	if (pager_way(p) == WAY_DAEMON)
+		client_stage(p, name);
 }
 
 /* ------------------------------------------------------------------ observing */
@@ -978,14 +1058,20 @@ static size_t view_let_go(struct view *v)
 
 void pager_observe_begin(struct pager *p)
 {
+	struct view *v;
 	sigset_t saved;
 
 	if (pager_way(p) == WAY_MMAP)
 		return;
+	if (p->client) {
+		for (size_t i = 0; (v = view_hold(p, i)); i = view_let_go(v))
+			if (v->class != VIEW_PINNED && at_daemon(v))
+				client_observe_begin(v);
+		return;
+	}
 	pager_lock(p, &saved);
 	for (size_t i = 0; i < p->nr_views; i++) {
-		struct view *v = p->views[i];
-
+		v = p->views[i];
 		if (v->class == VIEW_PINNED || v->dying)
 			continue;
 		for (size_t e = 0; e < v->nr_ext; e++) {
@@ -1039,6 +1125,11 @@ void pager_observe_drop(struct pager *p)
 
 	if (pager_way(p) == WAY_MMAP || p->pagemap_fd < 0)
 		return; /* nothing can be seen: nothing is dropped */
+	for (size_t i = 0; p->client && (v = view_hold(p, i)); i = view_let_go(v))
+		if (v->class != VIEW_PINNED && at_daemon(v))
+			client_observe_drop(v);
+	if (p->client)
+		return;
 	for (size_t i = 0; (v = view_hold(p, i)); i = view_let_go(v)) {
 		cleanup_free uint32_t *file = calloc(v->nr_ext, sizeof(*file)),
 				      *written = calloc(v->nr_ext, sizeof(*written));
@@ -1076,6 +1167,8 @@ void view_forbid(struct view *v, const char *stage)
 	pager_unlock(v->pager, &saved);
 	if (plain(v))
 		(void)mprotect(v->base, v->bytes, PROT_NONE);
+	else if (v->client)
+		client_forbid(v);
 }
 
 /* Takes poison off; the view is armed or open there, so the next touch is an ordinary one. */
@@ -1128,6 +1221,8 @@ void view_allow(struct view *v)
 	pager_unlock(v->pager, &saved);
 	if (!was || v->broken)
 		return;
+	if (at_daemon(v))
+		client_allow(v);
 	if (plain(v))
 		(void)mprotect(v->base, v->bytes, v->read_only ? PROT_READ : PROT_READ | PROT_WRITE);
 	else
@@ -1170,6 +1265,11 @@ void view_stats(struct view *v, struct pager_stats *ret)
 	}
 	if (p->pagemap_fd >= 0)
 		(void)pagemap_scan(p->pagemap_fd, v->base, v->bytes, written_run, &w);
+	if (v->client) {
+		client_view_stats(v, ret);
+		ret->written_bytes = w.bytes;
+		return;
+	}
 	pager_lock(p, &saved);
 	*ret = v->stats;
 	ret->budget_bytes = p->budget;
@@ -1187,10 +1287,30 @@ void view_stats(struct view *v, struct pager_stats *ret)
 	pager_unlock(p, &saved);
 }
 
+static void count(struct pager_stats *sum, const struct pager_stats *s)
+{
+	sum->read_bytes += s->read_bytes;
+	sum->reads += s->reads;
+	sum->faults += s->faults;
+	sum->dropped_bytes += s->dropped_bytes;
+	sum->reloads += s->reloads;
+	sum->reload_bytes += s->reload_bytes;
+	sum->failed += s->failed;
+}
+
+void pager_count(struct pager *p, const struct pager_stats *s)
+{
+	sigset_t saved;
+
+	pager_lock(p, &saved);
+	count(&p->stats, s);
+	pager_unlock(p, &saved);
+}
+
 void pager_stats(struct pager *p, struct pager_stats *ret)
 {
-	uint64_t written = 0, huge = 0, resident = 0;
-	struct pager_stats s;
+	uint64_t written = 0, huge = 0, resident = 0, budget = UINT64_MAX;
+	struct pager_stats s, at_daemon = { 0 };
 	struct view *v;
 	sigset_t saved;
 
@@ -1199,11 +1319,15 @@ void pager_stats(struct pager *p, struct pager_stats *ret)
 		written += s.written_bytes;
 		huge += s.huge_bytes;
 		resident += s.resident_bytes;
+		budget = s.budget_bytes;
+		count(&at_daemon, &s);
 	}
 	pager_lock(p, &saved);
 	*ret = p->stats;
-	ret->budget_bytes = pager_way(p) == WAY_MMAP ? UINT64_MAX : p->budget;
-	ret->resident_bytes = pager_way(p) == WAY_MMAP ? resident : p->resident;
+	if (p->client)
+		count(ret, &at_daemon);
+	ret->budget_bytes = pager_way(p) == WAY_MMAP ? UINT64_MAX : p->client ? budget : p->budget;
+	ret->resident_bytes = pager_way(p) == WAY_MMAP || p->client ? resident : p->resident;
 	p->peak = MAX(p->peak, ret->resident_bytes);
 	ret->peak_bytes = p->peak;
 	ret->written_bytes = written;
@@ -1215,7 +1339,7 @@ void pager_stats(struct pager *p, struct pager_stats *ret)
 
 size_t view_unit_at(const struct view *v, uint64_t off)
 {
-	for (size_t u = unit_from(v, off); u < v->nr_units && v->units[u].off <= off; u++)
+	for (size_t u = view_unit_from(v, off); u < v->nr_units && v->units[u].off <= off; u++)
 		if (off < v->units[u].off + v->units[u].len)
 			return u;
 	return SIZE_MAX;
@@ -1239,6 +1363,15 @@ static bool fault_reason(const void *address, struct fault_reason *ret)
 			ret->code = FAULT_CHANGED;
 		else if (source_check(v->source) < 0)
 			ret->code = FAULT_CHANGED;
+		return ret->code != FAULT_NONE;
+	}
+	if (v->client) {
+		bool failed = client_reason(v, off, &ret->code, &ret->error);
+
+		if (v->forbidden)
+			ret->code = FAULT_FORBIDDEN;
+		else if (!failed && !(v->poisoned[page / 64] >> page % 64 & 1))
+			ret->code = FAULT_NONE;
 		return ret->code != FAULT_NONE;
 	}
 	x = &v->ext[off / extent_bytes()];

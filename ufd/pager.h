@@ -17,8 +17,17 @@
 struct pager;
 struct view;
 struct pager_job;
+struct serve;
+struct arena_fs;
 
-enum way { WAY_AUTO, WAY_DAEMON, WAY_EMBEDDED, WAY_USER, WAY_MMAP }; /* the numbers of WD_WAY_* */
+enum way {
+	WAY_AUTO,
+	WAY_DAEMON,
+	WAY_EMBEDDED,
+	WAY_USER,
+	WAY_MMAP, /* the numbers of WD_WAY_* */
+	WAY_SERVE /* the daemon itself: ufd/serve.h */
+};
 
 /* ---- what this machine gives (weightd doctor) */
 struct pager_caps {
@@ -50,6 +59,12 @@ enum way pager_caps_way(const struct pager_caps *caps);
 struct pager_config {
 	enum way way;
 	uint64_t budget_bytes; /* 0: automatic */
+	/* WAY_DAEMON */
+	const char *socket; /* NULL: WEIGHTD_SOCKET, or the usual places */
+	bool autostart;     /* start the user's own daemon if none answers */
+	/* WAY_SERVE: serve_new() fills these in. */
+	struct serve *serve;
+	const struct arena_fs *fs; /* one that is there already; NULL: make one */
 };
 int pager_new(const struct pager_config *config, struct pager **ret, struct wd_err *err);
 struct pager *pager_ref(struct pager *p);
@@ -98,6 +113,9 @@ int pager_sync(struct pager *p, int timeout_ms);
 /* Who goes first when the budget is full. */
 enum view_class { VIEW_UNNEEDED, VIEW_NORMAL, VIEW_PINNED };
 void view_set_class(struct view *v, enum view_class class);
+
+/* The daemon is told which stage runs (NULL: none); nothing in the other ways. */
+void pager_stage(struct pager *p, const char *name);
 
 /* Observing without a plan: pager_observe_begin() makes touches visible again (clears page tables, losing no
  * write); pager_observe_drop() drops, of every view that is not pinned, what was not touched since. */

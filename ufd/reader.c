@@ -122,7 +122,7 @@ bool fill_start(struct pager *p, struct extent *x, enum urgency urgency)
 	p->nr_fills_ahead += !demand;
 	v->busy++;
 	list_del(&x->queue);
-	x->state = EXT_READING;
+	ext_state(x, EXT_READING);
 	x->code = FAULT_NONE;
 	x->error = 0;
 	x->flags |= X_RESERVED | (demand ? X_DEMAND : 0);
@@ -145,12 +145,26 @@ bool fill_start(struct pager *p, struct extent *x, enum urgency urgency)
 /* Gives a fill to the slow thread, from its beginning. No request of it is in flight. */
 static void fill_slow(struct pager *p, struct fill *f)
 {
+	struct fill *own;
 
 	f->slow = true;
 	f->again = f->slow_started = false;
 	f->pos = ext_off(&f->view->ext[f->ext]);
+	/* A file server that does not answer must not keep a place that others need. */
+	own = p->serve ? malloc(sizeof(*own)) : NULL;
 	own_lock(p);
-	if (f->demand)
+	if (own) {
+		*own = *f;
+		own->owned = true;
+		list_init(&own->queue);
+		f->used = false;
+		p->nr_fills--;
+		p->nr_fills_ahead -= !f->demand;
+		f = own;
+	}
+	if (p->serve)
+		serve_slow_push(f);
+	else if (f->demand)
 		list_add_head(&p->slow, &f->queue);
 	else
 		list_add_tail(&p->slow, &f->queue);
@@ -177,17 +191,19 @@ static void fill_done(struct pager *p, struct fill *f)
 
 	own_lock(p);
 	f->used = false;
-	p->nr_fills--;
-	p->nr_fills_ahead -= !f->demand;
+	if (!f->owned) {
+		p->nr_fills--;
+		p->nr_fills_ahead -= !f->demand;
+	}
 	if (failed) {
-		x->state = EXT_FAILED;
 		x->code = (uint8_t)f->code;
 		x->error = f->error;
+		ext_state(x, EXT_FAILED); /* tells both */
 		x->failed_ns = now;
 		x->flags &= ~(X_WAIT | X_WANT | X_DEMAND);
 		ext_unreserve(x);
 	} else {
-		x->state = EXT_READY;
+		ext_state(x, EXT_READY);
 		x->flags &= ~X_DEMAND;
 		x->flags |= X_LOADED | X_ZAP;
 		for (size_t i = 0; p->nr_waiting && i < NR_WAITING; i++)
@@ -196,9 +212,13 @@ static void fill_done(struct pager *p, struct fill *f)
 	}
 	ext_settle(x);
 	own_unlock(p);
+	if (f->owned)
+		free(f);
+	if (p->serve && failed)
+		serve_wake(x);
 	/* Waiters of a failed extent fault again and are answered with poison, each at its own page. Children are woken
 	 * in any case: their ranges are opened when they fault again. (Only this thread closes a userfaultfd.) */
-	for (int i = failed ? 0 : 1; i < p->nr_mms; i++)
+	for (int i = failed ? 0 : 1; !p->serve && i < p->nr_mms; i++)
 		if (p->mms[i].uffd >= 0)
 			(void)uffd_wake(p->mms[i].uffd, v->base + wake_off, wake_len);
 	view_done(v);
@@ -361,6 +381,16 @@ static struct extent *queue_first(struct list *queue)
 	return list_empty(queue) ? NULL : container_of(queue->next, struct extent, queue);
 }
 
+/* The same, past those whose file is so slow that many wait for it already. */
+static struct extent *queue_next(struct pager *p, struct list *queue)
+{
+	struct extent *x;
+
+	while ((x = queue_first(queue)) && p->serve && serve_slow_full(x->view))
+		serve_park(x);
+	return x;
+}
+
 #define AHEAD_A_ROUND 4 /* reads ahead that are begun before faults are looked at again: they may copy at once */
 
 /* Starts reads, most urgent first, while there is room. Returns true if there may be more to start at once. */
@@ -371,13 +401,15 @@ static bool pump(struct pager *p)
 	unsigned int started = 0, ahead = 0;
 	struct extent *x;
 
+	if (p->serve && serve_let_going(p))
+		return p->ring && ring_submit(p->ring);
 	own_lock(p);
 	for (int i = 0; i < NR_FILLS; i++)
 		was_used[i] = p->fills[i].used;
-	while ((x = queue_first(&p->demand)) && fill_start(p, x, FILL_DEMAND))
+	while ((x = queue_next(p, &p->demand)) && fill_start(p, x, FILL_DEMAND))
 		p->evict_failed = 0; /* one may stand above the budget each time: it must go on */
 	if (!x) {
-		while (ahead < AHEAD_A_ROUND && (x = queue_first(&p->ahead)) && fill_start(p, x, FILL_AHEAD))
+		while (ahead < AHEAD_A_ROUND && (x = queue_next(p, &p->ahead)) && fill_start(p, x, FILL_AHEAD))
 			ahead++;
 		/* Nothing could be dropped for them: they were not asked for, so they go without. */
 		if (x && p->evict_failed & EVICT_ANY) {
@@ -479,7 +511,7 @@ static void poison(struct pager *p, int mm, struct view *v, uint64_t off)
 	(void)uffd_wake(p->mms[mm].uffd, at, page_bytes());
 }
 
-static void want(struct view *v, uint64_t first, uint64_t nr, uint64_t mark, size_t at)
+static void want(struct view *v, struct mapping *map, uint64_t first, uint64_t nr, uint64_t mark, size_t at)
 {
 	struct pager *p = v->pager;
 
@@ -502,6 +534,8 @@ static void want(struct view *v, uint64_t first, uint64_t nr, uint64_t mark, siz
 		if (x->state == EXT_READY && x->flags & X_OPEN)
 			continue;
 		x->flags |= X_WANT;
+		if (map)
+			serve_want(map, x);
 		if (x->state == EXT_READING || (x->state == EXT_EMPTY && !list_empty(&x->queue)))
 			continue;
 		ext_settle(x);
@@ -520,38 +554,42 @@ static bool waits_already(const struct pager *p, const struct extent *x, uint64_
 
 /* What follows a touched extent and is in memory, but armed: a new view's, or of the clock's last round. Far from the
  * budget nobody needs to know what of it is touched, and each fault costs more than all these openings together. */
-static void want_ready(struct view *v, size_t at)
+static void want_ready(struct view *v, struct mapping *map, size_t at)
 {
 	for (size_t i = at + 1; i < MIN(v->nr_ext, at + 4 * POLICY_WINDOW_MAX); i++) {
 		struct extent *x = &v->ext[i];
 
 		if (!x->view || x->state != EXT_READY || x->flags & (X_OPEN | X_TAKING | X_DROP | X_CLEAR))
 			return;
+		if (map) {
+			serve_want(map, x);
+			continue;
+		}
 		x->flags |= X_WANT;
 		ext_settle(x);
 	}
 }
 
 /* One touch. Returns true if it is to be answered with poison. The lock is held. */
-static bool fault(struct pager *p, int mm, struct view *v, uint64_t off)
+static bool fault(struct pager *p, int mm, struct view *v, struct mapping *map, uint64_t off, uint64_t address)
 {
 	struct extent *x = view_extent(v, off / extent_bytes());
 	size_t at = ext_index(x), unit = view_unit_at(v, off);
 	uint64_t first = at, last = at, most, budget = __atomic_load_n(&p->budget, __ATOMIC_RELAXED);
 	struct policy_run run;
-	bool again = mm == 0 && waits_already(p, x, (uintptr_t)v->base + off);
+	bool again = map ? !serve_fault(map, x, address) : mm == 0 && waits_already(p, x, address);
 
 	v->stats.faults += !again;
 	p->stats.faults += !again;
 	if (v->dying)
 		return false;
-	if (v->forbidden) {
+	if (map ? mapping_forbidden(map) : v->forbidden) {
 		x->flags |= mm ? 0 : X_POISON;
 		return true;
 	}
 	if (x->state == EXT_EMPTY && atomic_load_explicit(&v->source->changed, memory_order_relaxed)) {
-		x->state = EXT_FAILED;
 		x->code = FAULT_CHANGED;
+		ext_state(x, EXT_FAILED);
 		x->failed_ns = now_ns();
 	}
 	if (x->state == EXT_FAILED) {
@@ -561,24 +599,26 @@ static bool fault(struct pager *p, int mm, struct view *v, uint64_t off)
 			x->flags |= mm ? 0 : X_POISON;
 			return true;
 		}
-		x->state = EXT_EMPTY;
+		ext_state(x, EXT_EMPTY);
 	}
 	x->flags |= X_TOUCHED;
-	if (!(x->flags & (X_OPEN | X_TAKING)))
+	if (!map && !(x->flags & (X_OPEN | X_TAKING)))
 		ext_drop_done(x, X_DROP); /* a touch takes a drop back */
 	if (unit != SIZE_MAX) {
 		v->unit_used[unit] = 1;
 		first = v->units[unit].off / extent_bytes();
 		last = (v->units[unit].off + v->units[unit].len - 1) / extent_bytes();
 	}
-	if (mm == 0) {
+	if (mm == 0 || map) {
 		struct waiting *w = p->waiting;
 
 		x->flags |= X_WAIT;
 		if (!again && p->nr_waiting < NR_WAITING) {
+			uint64_t now = now_ns();
+
 			while (w->ext)
 				w++;
-			*w = (struct waiting){ x, (uintptr_t)v->base + off, now_ns() };
+			*w = (struct waiting){ x, map, address, now, now };
 			p->nr_waiting++;
 		}
 	} else if (x->state == EXT_READY) {
@@ -601,30 +641,44 @@ static bool fault(struct pager *p, int mm, struct view *v, uint64_t off)
 				list_add_head(&p->slow, &f->queue);
 			}
 		}
+		if (map)
+			serve_slow_first(x);
 	}
 	ext_settle(x);
 	/* Room for what is read beside it must not push out what was just read: a quarter of the budget. */
 	most = budget / extent_bytes() / 4;
 	run = policy_read(&v->streams, at, first, last, most);
-	want(v, run.first, run.nr, run.mark, at);
-	if (mm == 0 && x->state == EXT_READY && p->resident < budget - budget / 8)
-		want_ready(v, at);
+	want(v, map, run.first, run.nr, run.mark, at);
+	if ((mm == 0 || map) && x->state == EXT_READY && p->resident < budget - budget / 8)
+		want_ready(v, map, at);
 	return false;
 }
 
 static void on_fault(struct pager *p, int mm, const struct uffd_msg_info *m)
 {
 	bool poisoned = false, again = false;
+	struct mapping *map = NULL;
 	struct view *v;
 	uint64_t off = 0;
 
 	own_lock(p);
-	v = view_at(p, m->address);
+	if (p->serve) {
+		map = serve_mapping_at(p, mm, m->address);
+		v = map ? mapping_view(map) : NULL;
+	} else {
+		v = view_at(p, m->address);
+	}
 	if (v && v->dying)
 		v = NULL;
 	if (v) {
-		off = m->address - (uintptr_t)v->base;
-		poisoned = fault(p, mm, v, off);
+		off = map ? mapping_off(map, m->address) : m->address - (uintptr_t)v->base;
+		poisoned = fault(p, mm, v, map, off, m->address);
+		if (map) {
+			if (poisoned)
+				serve_poison(map, m->address);
+			own_unlock(p);
+			return;
+		}
 		v->poisoning += poisoned;
 		if (mm && !poisoned && p->nr_child_opens == NR_CHILD_OPENS)
 			again = true;
@@ -675,6 +729,7 @@ static void on_fork(struct pager *p, int fd)
 static bool read_events(struct pager *p, int mm)
 {
 	struct uffd_msg_info msgs[64];
+	atomic_uint *seq = p->serve ? serve_reading(p, mm) : &p->fork_seq;
 	int n, fd;
 
 	own_lock(p);
@@ -683,7 +738,7 @@ static bool read_events(struct pager *p, int mm)
 	if (fd < 0)
 		return true;
 	for (;;) {
-		(void)atomic_fetch_add(&p->fork_seq, 1); /* odd: a fork event may be between the kernel and our table */
+		(void)atomic_fetch_add(seq, 1); /* odd: a fork event may be between the kernel and our table */
 		n = uffd_read(fd, msgs, 64);
 		if (n == -EMFILE || n == -ENFILE) {
 			/* The fork hangs until its event is read: this is what the reserve is for. */
@@ -693,9 +748,13 @@ static bool read_events(struct pager *p, int mm)
 			}
 		}
 		for (int i = 0; i < n; i++)
-			if (msgs[i].event == EVENT_FORK)
-				on_fork(p, msgs[i].child_fd);
-		(void)atomic_fetch_add(&p->fork_seq, 1);
+			if (msgs[i].event == EVENT_FORK) {
+				if (p->serve)
+					serve_on_fork(p, mm, msgs[i].child_fd);
+				else
+					on_fork(p, msgs[i].child_fd);
+			}
+		(void)atomic_fetch_add(seq, 1);
 		if (n <= 0)
 			return n != -EMFILE && n != -ENFILE;
 		for (int i = 0; i < n; i++)
@@ -724,7 +783,7 @@ static bool overtake(struct pager *p)
 
 		if (!x)
 			continue;
-		if (!(x->flags & X_WAIT) || (x->state == EXT_READY && x->flags & X_OPEN)) {
+		if (w->map ? !serve_waits(w) : !(x->flags & X_WAIT) || (x->state == EXT_READY && x->flags & X_OPEN)) {
 			w->ext = NULL; /* answered */
 			p->nr_waiting--;
 			continue;
@@ -734,6 +793,12 @@ static bool overtake(struct pager *p)
 		/* (CONTINUE would lift a poison that view_lift() is about to discard.) */
 		if (x->flags & (X_TAKING | X_POISON) || now - w->since_ns < SLOW_OPEN_NS) {
 			watched = true;
+			continue;
+		}
+		if (w->map) {
+			serve_overtake(w);
+			w->ext = NULL;
+			p->nr_waiting--;
 			continue;
 		}
 		page = (void *)(uintptr_t)round_down(w->address, page_bytes());
@@ -763,6 +828,8 @@ static void close_gone(struct pager *p)
 		if (!p->mms[i].gone)
 			continue;
 		(void)close(p->mms[i].uffd); /* epoll forgets it by itself */
+		if (p->serve)
+			serve_close_gone(p, i);
 		own_lock(p);
 		p->mms[i] = (struct mm){ .uffd = -1 };
 		own_unlock(p);
@@ -774,9 +841,14 @@ void *reader_main(void *arg)
 	struct pager *p = arg;
 	struct epoll_event events[32];
 	bool retry = false, more = false;
+	uint64_t spin_ns = p->serve ? serve_spin_ns(p) : 0, last_ns = 0;
 
 	while (!__atomic_load_n(&p->stop, __ATOMIC_RELAXED)) {
-		int n = epoll_wait(p->epoll_fd, events, 32, more ? 0 : retry ? 1 : -1);
+		bool spin = spin_ns && now_ns() - last_ns < spin_ns;
+		int n = epoll_wait(p->epoll_fd, events, 32, more || spin ? 0 : retry ? 1 : -1);
+
+		if (spin_ns && n > 0)
+			last_ns = now_ns();
 
 		retry = false;
 		for (int i = 0; i < n; i++) {

@@ -58,7 +58,7 @@ static int64_t read_plain(struct view *v, const struct segment *piece)
 	return n < 0 ? -errno : n;
 }
 
-static void slow_fill(struct fill *f)
+void slow_fill(struct fill *f)
 {
 	struct view *v = f->view;
 	struct segment piece;

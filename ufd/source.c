@@ -2,9 +2,11 @@
 #include "ufd/source.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include "lib/base/log.h"
 #include "ufd/hooks.h"
@@ -31,6 +33,7 @@ static int id_get(int fd, struct source_id *ret, struct statx *st)
 		unsigned char bytes[MAX_HANDLE_SZ];
 	} handle;
 	unsigned int mask = STATX_BASIC_STATS;
+	struct statfs fs;
 	int mount;
 
 #ifdef STATX_DIOALIGN
@@ -45,6 +48,10 @@ static int id_get(int fd, struct source_id *ret, struct statx *st)
 		.mtime_ns = ns(&st->stx_mtime),
 		.ctime_ns = ns(&st->stx_ctime),
 	};
+	/* Who has a file server of his own answers what he likes, the handle of anybody's file included; only the device is
+	 * the kernel's word. (A user can mount FUSE in a user namespace.) */
+	if (fstatfs(fd, &fs) < 0 || fs.f_type == FUSE_SUPER_MAGIC)
+		return 0;
 	handle.h.handle_bytes = MAX_HANDLE_SZ;
 	if (name_to_handle_at(fd, "", &handle.h, &mount, AT_EMPTY_PATH | AT_HANDLE_FID) < 0) {
 		handle.h.handle_bytes = MAX_HANDLE_SZ;
@@ -75,17 +82,13 @@ static int open_failed(const char *path, int error, struct wd_err *err)
 	return err_set(err, error, "%s: cannot open: %s", path, strerror(-error));
 }
 
-int source_open(const char *path, struct source **ret, struct wd_err *err)
+/* The rest of opening: `fd` (taken, closed on failure, too) is there, a direct description is not yet. */
+static int source_new(int fd, const char *path, struct source **ret, struct wd_err *err)
 {
-	struct source *s;
+	struct source *s = calloc(1, sizeof(*s));
 	struct statx st;
-	int fd, r;
+	int r;
 
-	/* O_NONBLOCK: a FIFO must be refused, not waited for; no effect on regular files. */
-	fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-	if (fd < 0)
-		return open_failed(path, -errno, err);
-	s = calloc(1, sizeof(*s));
 	if (!s || !(s->path = strdup(path))) {
 		free(s);
 		(void)close(fd);
@@ -113,27 +116,136 @@ int source_open(const char *path, struct source **ret, struct wd_err *err)
 #endif
 	if (pager_hooks.no_direct)
 		s->direct_refused = true;
-	if (s->id.size >= DIRECT_MIN_BYTES && !s->direct_refused) {
+	*ret = s;
+	return 0;
+}
+
+static bool wants_direct(const struct source *s)
+{
+	return s->id.size >= DIRECT_MIN_BYTES && !s->direct_refused;
+}
+
+/* Takes the descriptor (or closes it, if it is another file's). */
+static void set_direct(struct source *s, int fd)
+{
+	struct source_id id;
+	struct statx st;
+
+	if (fd >= 0 && (id_get(fd, &id, &st) < 0 || !source_id_equal(&id, &s->id))) {
+		(void)close(fd);
+		fd = -1;
+	}
+	s->direct_fd = fd;
+	s->direct_refused = fd < 0;
+}
+
+int source_open(const char *path, struct source **ret, struct wd_err *err)
+{
+	struct source *s;
+	int fd, r;
+
+	/* O_NONBLOCK: a FIFO must be refused, not waited for; no effect on regular files. */
+	fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+	if (fd < 0)
+		return open_failed(path, -errno, err);
+	r = source_new(fd, path, &s, err);
+	if (r < 0)
+		return r;
+	if (wants_direct(s)) {
 		/* Through /proc, so that it is the same file whatever happens to the name; the name where there
 		 * is no /proc, if it is still the same file. */
 		char self[32];
-		struct source_id id;
 
 		(void)snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
-		s->direct_fd = open(self, O_RDONLY | O_CLOEXEC | O_DIRECT);
-		if (s->direct_fd < 0 && errno == ENOENT)
-			s->direct_fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
-		if (s->direct_fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+		fd = open(self, O_RDONLY | O_CLOEXEC | O_DIRECT);
+		if (fd < 0 && errno == ENOENT)
+			fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT);
+		if (fd < 0 && (errno == EMFILE || errno == ENFILE)) {
 			r = open_failed(path, -errno, err);
 			source_unref(s);
 			return r;
 		}
-		if (s->direct_fd >= 0 && (id_get(s->direct_fd, &id, &st) < 0 || !source_id_equal(&id, &s->id))) {
-			(void)close(s->direct_fd);
-			s->direct_fd = -1;
-		}
-		s->direct_refused = s->direct_fd < 0;
+		set_direct(s, fd);
 	}
+	*ret = s;
+	return 0;
+}
+
+/* What /proc calls it tells a file from pipes, sockets and the like before anything is asked of the thing itself. */
+static int passed_check(int fd, const char *name, int *ret_flags, struct wd_err *err)
+{
+	char self[32], what[64];
+	ssize_t n;
+	int flags;
+
+	(void)snprintf(self, sizeof(self), "/proc/self/fd/%d", fd);
+	n = readlink(self, what, sizeof(what) - 1);
+	if (n < 0)
+		return err_set(err, -errno, "%s: cannot tell what was passed: %s: %s", name, self, strerror(errno));
+	what[n] = '\0';
+	if (what[0] != '/')
+		return err_set(err, -EINVAL, "%s: what was passed is %s, not a regular file", name, what);
+	flags = fcntl(fd, F_GETFL);
+	if (flags < 0)
+		return err_set(err, -errno, "%s: %s", name, strerror(errno));
+	/* Nobody needs permission for an O_PATH descriptor, and a write-only one gives none to read. */
+	if (flags & O_PATH || (flags & O_ACCMODE) == O_WRONLY)
+		return err_set(err, -EACCES, "%s: was not opened for reading", name);
+	*ret_flags = flags;
+	return 0;
+}
+
+int source_from_fds(int fd, int direct_fd, const char *name, struct source **ret, struct wd_err *err)
+{
+	struct source *s;
+	int flags = 0, r = passed_check(fd, name, &flags, err);
+
+	if (r < 0) {
+		(void)close(fd);
+	} else {
+		r = source_new(fd, name, &s, err);
+		if (r == 0 && direct_fd >= 0 && wants_direct(s)) {
+			struct wd_err why;
+
+			if (passed_check(direct_fd, name, &flags, &why) < 0)
+				log_info("%s; reading through the page cache", why.text);
+			else if (!(flags & O_DIRECT))
+				log_info(
+					"%s: the second descriptor is not open for direct reads; reading through the page cache",
+					name);
+			else
+				set_direct(s, TAKE_FD(direct_fd));
+			if (s->direct_fd < 0 && direct_fd < 0)
+				log_info("%s: the second descriptor is another file's; reading through the page cache",
+					 name);
+		}
+	}
+	if (direct_fd >= 0)
+		(void)close(direct_fd);
+	if (r < 0)
+		return r;
+	s->direct_refused = s->direct_fd < 0;
+	*ret = s;
+	return 0;
+}
+
+int source_adopt(int fd, int direct_fd, const char *name, const struct source_id *id, struct source **ret)
+{
+	struct source *s = calloc(1, sizeof(*s));
+
+	if (!s || !(s->path = strdup(name))) {
+		free(s);
+		(void)close(fd);
+		if (direct_fd >= 0)
+			(void)close(direct_fd);
+		return -ENOMEM;
+	}
+	s->nr_refs = 1;
+	s->fd = fd;
+	s->direct_fd = direct_fd;
+	s->align = (uint32_t)page_bytes(); /* a multiple of what it needs */
+	s->direct_refused = direct_fd < 0;
+	s->id = *id;
 	*ret = s;
 	return 0;
 }

@@ -36,6 +36,15 @@ struct source {
 
 /* Opens a regular file for reading. Follows links; the error text names link and target where that helps. */
 int source_open(const char *path, struct source **ret, struct wd_err *err);
+/*
+ * The same from descriptors that another process has passed: `fd` open for reading, and (or -1) the same file opened
+ * O_DIRECT. Both are taken, on failure, too. Sets no flags and opens nothing; `name` is for messages. May wait as long as
+ * the file's server likes.
+ * Return: 0; -EACCES O_PATH or write-only; -EINVAL, -EISDIR no regular file; others. A direct_fd that does not suit is left out.
+ */
+int source_from_fds(int fd, int direct_fd, const char *name, struct source **ret, struct wd_err *err);
+/* The same from descriptors that a daemon before us had, with the identity that the file had for it. Asks the file nothing. */
+int source_adopt(int fd, int direct_fd, const char *name, const struct source_id *id, struct source **ret);
 struct source *source_ref(struct source *s);
 struct source *source_unref(struct source *s); /* returns NULL */
 static inline void source_unref_p(struct source **s)

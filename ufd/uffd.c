@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 
 #include "ufd/hooks.h"
@@ -56,37 +57,53 @@ _Static_assert(PM_SCAN == 0xc0606610u, "PAGEMAP_SCAN");
 
 struct pager_hooks pager_hooks;
 
-int uffd_open_way(int how)
+/* how: as in uffd_open_way(); 0 uses `device` if that is an open /dev/userfaultfd (it stays open). */
+static int open_new(int how, int device)
 {
-	int fd, dev;
+	cleanup_close int dev = -1;
+	int fd;
 
 	switch (how) {
 	case 0:
-		dev = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
-		if (dev < 0)
-			return -errno;
-		fd = ioctl(dev, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
+		if (device < 0)
+			device = dev = open("/dev/userfaultfd", O_RDWR | O_CLOEXEC);
+		fd = device < 0 ? -1 : ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
 		break;
 	case 1:
 		fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-		dev = -1;
 		break;
 	default:
 		fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
-		dev = -1;
 		break;
 	}
-	if (fd < 0)
-		fd = -errno;
-	if (dev >= 0)
-		(void)close(dev);
-	return fd;
+	return fd < 0 ? -errno : fd;
+}
+
+int uffd_open_way(int how)
+{
+	return open_new(how, -1);
+}
+
+int uffd_open_raw(int device, bool *ret_user_only)
+{
+	int first = 0;
+
+	for (int how = 0; how <= 2; how++) {
+		int fd = open_new(how, device);
+
+		*ret_user_only = how == 2;
+		if (fd >= 0)
+			return fd;
+		if (how <= 1)
+			first = fd;
+	}
+	return first;
 }
 
 /* The features that this kernel has: UFFDIO_API fixes a fd's set at the first call, so a throw-away fd is asked. */
-static uint64_t kernel_features(int how)
+static uint64_t kernel_features(int how, int device)
 {
-	cleanup_close int fd = uffd_open_way(how);
+	cleanup_close int fd = open_new(how, device);
 	struct uffdio_api api = { .api = UFFD_API };
 
 	if (fd < 0 || ioctl(fd, UFFDIO_API, &api) < 0)
@@ -101,13 +118,38 @@ static int enable(int fd, uint64_t features)
 	return ioctl(fd, UFFDIO_API, &api) < 0 ? -errno : 0;
 }
 
-static int open_with(int how, bool want_fork, struct uffd_caps *ret)
+static uint64_t wanted(uint64_t have, bool fork)
 {
-	uint64_t have = kernel_features(how), want;
+	uint64_t want = have & (UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_EXACT_ADDRESS | UFFD_FEATURE_POISON |
+				UFFD_FEATURE_WP_HUGETLBFS_SHMEM | UFFD_FEATURE_PAGEFAULT_FLAG_WP);
+
+	if (pager_hooks.no_wp)
+		want &= ~(uint64_t)(UFFD_FEATURE_WP_HUGETLBFS_SHMEM | UFFD_FEATURE_PAGEFAULT_FLAG_WP);
+	if (pager_hooks.no_poison)
+		want &= ~(uint64_t)UFFD_FEATURE_POISON;
+	if (fork && !pager_hooks.no_event_fork)
+		want |= UFFD_FEATURE_EVENT_FORK;
+	return want;
+}
+
+static struct uffd_caps caps_of(uint64_t features, bool user_only)
+{
+	return (struct uffd_caps){
+		.user_only = user_only,
+		.event_fork = features & UFFD_FEATURE_EVENT_FORK,
+		.wp = features & UFFD_FEATURE_WP_HUGETLBFS_SHMEM,
+		.exact_address = features & UFFD_FEATURE_EXACT_ADDRESS,
+		.poison = features & UFFD_FEATURE_POISON,
+	};
+}
+
+static int open_with(int how, int device, bool want_fork, struct uffd_caps *ret)
+{
+	uint64_t have = kernel_features(how, device), want;
 	int fd, r;
 
 	if (!have) {
-		fd = uffd_open_way(how);
+		fd = open_new(how, device);
 		if (fd >= 0) {
 			(void)close(fd);
 			return -EOPNOTSUPP;
@@ -116,16 +158,9 @@ static int open_with(int how, bool want_fork, struct uffd_caps *ret)
 	}
 	if (!(have & UFFD_FEATURE_MINOR_SHMEM))
 		return -EOPNOTSUPP;
-	want = have & (UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_EXACT_ADDRESS | UFFD_FEATURE_POISON |
-		       UFFD_FEATURE_WP_HUGETLBFS_SHMEM | UFFD_FEATURE_PAGEFAULT_FLAG_WP);
-	if (pager_hooks.no_wp)
-		want &= ~(uint64_t)(UFFD_FEATURE_WP_HUGETLBFS_SHMEM | UFFD_FEATURE_PAGEFAULT_FLAG_WP);
-	if (pager_hooks.no_poison)
-		want &= ~(uint64_t)UFFD_FEATURE_POISON;
-	if (want_fork && !pager_hooks.no_event_fork)
-		want |= UFFD_FEATURE_EVENT_FORK;
+	want = wanted(have, want_fork);
 	for (;;) {
-		fd = uffd_open_way(how);
+		fd = open_new(how, device);
 		if (fd < 0)
 			return fd;
 		r = enable(fd, want);
@@ -137,22 +172,56 @@ static int open_with(int how, bool want_fork, struct uffd_caps *ret)
 			return r;
 		want &= ~(uint64_t)UFFD_FEATURE_EVENT_FORK;
 	}
-	*ret = (struct uffd_caps){
-		.user_only = how == 2,
-		.event_fork = want & UFFD_FEATURE_EVENT_FORK,
-		.wp = want & UFFD_FEATURE_WP_HUGETLBFS_SHMEM,
-		.exact_address = want & UFFD_FEATURE_EXACT_ADDRESS,
-		.poison = want & UFFD_FEATURE_POISON,
-	};
+	*ret = caps_of(want, how == 2);
 	return fd;
+}
+
+int uffd_check(int fd)
+{
+	static const char kind[] = "anon_inode:[userfaultfd]";
+	char path[32], link[64];
+	ssize_t n;
+
+	/* The type first: an ioctl on somebody's file may end in that somebody's file server. */
+	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	n = readlink(path, link, sizeof(link));
+	if (n != (ssize_t)sizeof(kind) - 1 || memcmp(link, kind, sizeof(kind) - 1))
+		return -EPROTO;
+	return 0;
+}
+
+int uffd_adopt(int fd, bool user_only, struct uffd_caps *ret)
+{
+	uint64_t want = 0;
+	int r = uffd_check(fd);
+
+	if (r < 0)
+		return r;
+	for (int how = 0; how <= 2 && !want; how++)
+		want = kernel_features(how, -1);
+	want = wanted(want, true);
+	r = enable(fd, want);
+	if (r == -EPERM) { /* (a refused call leaves it as it was) */
+		want &= ~(uint64_t)UFFD_FEATURE_EVENT_FORK;
+		r = enable(fd, want);
+	}
+	if (r < 0)
+		return -EPROTO;
+	*ret = caps_of(want, user_only);
+	return 0;
 }
 
 int uffd_open_user(struct uffd_caps *ret)
 {
-	return open_with(2, false, ret);
+	return open_with(2, -1, false, ret);
 }
 
 int uffd_open(bool allow_user_only, bool want_fork, struct uffd_caps *ret)
+{
+	return uffd_open_from(-1, allow_user_only, want_fork, ret);
+}
+
+int uffd_open_from(int device, bool allow_user_only, bool want_fork, struct uffd_caps *ret)
 {
 	int first = 0, fd;
 
@@ -161,7 +230,7 @@ int uffd_open(bool allow_user_only, bool want_fork, struct uffd_caps *ret)
 	for (int how = 0; how <= 2; how++) {
 		if (how == 2 && !allow_user_only)
 			break;
-		fd = open_with(how, want_fork && how != 2, ret);
+		fd = open_with(how, device, want_fork && how != 2, ret);
 		if (fd >= 0)
 			return fd;
 		if (how == 1 || first == 0)
@@ -311,12 +380,18 @@ int uffd_writeprotect(int fd, void *addr, uint64_t len, bool on)
 int uffd_read(int fd, struct uffd_msg_info *ret, int max)
 {
 	struct uffd_msg msgs[64];
+	struct iovec iov;
 	ssize_t n;
 	int nr = 0;
 
 	if (max > (int)ARRAY_SIZE(msgs))
 		max = (int)ARRAY_SIZE(msgs);
-	n = read(fd, msgs, (size_t)max * sizeof(msgs[0]));
+	iov = (struct iovec){ msgs, (size_t)max * sizeof(msgs[0]) };
+	/* A client can make a shared description blocking again: never waits, whatever its flags say (6.10; before that the
+	 * flag is all there is). */
+	n = preadv2(fd, &iov, 1, -1, RWF_NOWAIT);
+	if (n < 0 && errno == EOPNOTSUPP)
+		n = read(fd, msgs, iov.iov_len);
 	if (n < 0)
 		return -errno;
 	for (size_t i = 0; i < (size_t)n / sizeof(msgs[0]); i++) {

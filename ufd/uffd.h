@@ -26,10 +26,20 @@ struct uffd_caps {
  * Return: the fd, or the negative errno of the best try.
  */
 int uffd_open(bool allow_user_only, bool want_fork, struct uffd_caps *ret);
+/* The same, /dev/userfaultfd open already as `device` (-1: it is opened). Async-signal-safe. */
+int uffd_open_from(int device, bool allow_user_only, bool want_fork, struct uffd_caps *ret);
+/* One on which no ioctl was made: for another process to enable. User-mode faults only where nothing else is allowed. */
+int uffd_open_raw(int device, bool *ret_user_only);
 /* One way alone, for the doctor: 0 = /dev/userfaultfd, 1 = userfaultfd(2), 2 = user-mode only. Returns fd or -errno. */
 int uffd_open_way(int how);
 /* User-mode faults only, even where more is allowed. */
 int uffd_open_user(struct uffd_caps *ret);
+
+/* Enables another process's, on which nothing was done yet. -EPROTO: it is no userfaultfd, or was used. Its description
+ * is shared with that process: it is never relied on to be non-blocking. */
+int uffd_adopt(int fd, bool user_only, struct uffd_caps *ret);
+/* Is it one at all? Asks the descriptor's owner nothing. 0 or -EPROTO. */
+int uffd_check(int fd);
 
 /* Arms [addr, +len): missing and minor (and write-protect with `wp`) faults call the reader. [mmap_lock] */
 int uffd_register(int fd, void *addr, uint64_t len, bool wp);

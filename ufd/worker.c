@@ -11,27 +11,11 @@
 #include <time.h>
 
 #include "ufd/hooks.h"
+#include "ufd/window.h"
 
-#define RUN_MAX 32u                /* extents: 64 MiB, about 1 ms of REGISTER and punch */
-#define PROBE_DEADLINE_NS 50000000 /* a fork that stays in flight longer: the take-back is given up for now */
+#define RUN_MAX WINDOW_MAX         /* extents: 64 MiB, about 1 ms of REGISTER and punch */
+#define SERVE_RUN_MAX 512u         /* for several address spaces at once */
 #define BUDGET_CHECK_NS 100000000
-#define CLEAN_RUNS 1024
-
-/* A run of extents of one view that the worker has taken out of a queue. */
-struct run {
-	struct view *view;
-	size_t first, nr;
-};
-
-static uint64_t run_off(const struct run *r)
-{
-	return r->first * extent_bytes();
-}
-
-static uint64_t run_len(const struct run *r)
-{
-	return MIN(r->nr * extent_bytes(), r->view->bytes - run_off(r));
-}
 
 static unsigned char *run_at(const struct run *r)
 {
@@ -45,7 +29,7 @@ static bool in_queue(const struct extent *x, uint32_t flags, uint8_t state)
 
 /* The first extent of a queue and those that follow it in the view and want the same. Takes them out; the view stays
  * until view_idle(). The lock is held. */
-static struct run take_run(struct list *queue, uint32_t flags)
+static struct run take_run(struct list *queue, uint32_t flags, size_t most)
 {
 	struct extent *x = container_of(queue->next, struct extent, queue);
 	struct run r = { x->view, ext_index(x), 0 };
@@ -55,7 +39,7 @@ static struct run take_run(struct list *queue, uint32_t flags)
 		list_del(&x->queue);
 		r.nr++;
 		x++;
-	} while (r.nr < RUN_MAX && r.first + r.nr < r.view->nr_ext && in_queue(x, flags, EXT_READY));
+	} while (r.nr < most && r.first + r.nr < r.view->nr_ext && in_queue(x, flags, EXT_READY));
 	return r;
 }
 
@@ -99,6 +83,8 @@ static void zap(struct run *r)
 				continue;
 			own_lock(p);
 			v->ext[r->first + i].flags |= X_HUGE;
+			if (p->serve)
+				serve_publish(&v->ext[r->first + i]);
 			own_unlock(p);
 		}
 	}
@@ -121,7 +107,7 @@ static void open_run(struct pager *p)
 {
 	struct extent *head = container_of(p->open.next, struct extent, queue);
 	uint32_t kind = head->flags & (X_WAIT | X_WANT) ? X_WAIT | X_WANT : X_ZAP;
-	struct run r = take_run(&p->open, kind);
+	struct run r = take_run(&p->open, kind, RUN_MAX);
 	struct view *v = r.view;
 	bool lift = false, want_zap = false, by_page = false, again[RUN_MAX] = { 0 };
 
@@ -303,9 +289,27 @@ static void breathe(struct pager *p)
 	own_lock(p);
 }
 
+/* Without those that a client's mapping holds. */
+static bool punch_run(const struct run *r)
+{
+	struct view *v = r->view;
+
+	for (size_t i = 0, nr; i < r->nr; i += nr) {
+		struct run part = { v, r->first + i, 0 };
+		bool stuck = (v->ext[part.first].flags & X_STUCK) != 0;
+
+		for (nr = 1; i + nr < r->nr && !(v->ext[part.first + nr].flags & X_STUCK) == !stuck; nr++)
+			;
+		part.nr = nr;
+		if (!stuck && arena_punch(&v->arena, run_off(&part), run_len(&part)) < 0)
+			return false;
+	}
+	return true;
+}
+
 static void take_back(struct pager *p)
 {
-	struct run r = take_run(&p->drop, X_DROP);
+	struct run r = take_run(&p->drop, X_DROP, p->serve ? SERVE_RUN_MAX : RUN_MAX);
 	struct view *v = r.view;
 	uint64_t now = now_ns(), bytes = 0;
 	size_t nr = 0;
@@ -314,8 +318,16 @@ static void take_back(struct pager *p)
 	/* Only as far as nothing is under way on them: a CONTINUE of the reader's. */
 	while (nr < r.nr && v->ext[r.first + nr].inflight == 0)
 		v->ext[r.first + nr++].flags |= X_TAKING;
-	for (size_t i = nr; i < r.nr; i++)
-		ext_queue(&v->ext[r.first + i], &p->drop);
+	for (size_t i = nr; i < r.nr; i++) {
+		struct extent *x = &v->ext[r.first + i];
+
+		if (p->serve && now > x->drop_ns) { /* a client may hold the reader's CONTINUE up as long as it likes */
+			ext_drop_done(x, X_DROP);
+			ext_settle(x);
+		} else {
+			ext_queue(x, &p->drop);
+		}
+	}
 	r.nr = nr;
 	if (!nr) {
 		view_idle(v);
@@ -324,26 +336,32 @@ static void take_back(struct pager *p)
 	}
 	own_unlock(p);
 
-	done = arm_and_probe(p, &r, now + PROBE_DEADLINE_NS);
+	done = p->serve ? serve_arm(p, &r, now + PROBE_DEADLINE_NS) : arm_and_probe(p, &r, now + PROBE_DEADLINE_NS);
 	if (done && pager_hooks.before_punch)
 		pager_hooks.before_punch();
-	done = done && arena_punch(&v->arena, run_off(&r), run_len(&r)) == 0;
+	/* Before the first byte goes: a next daemon believes the table. */
+	for (size_t i = 0; done && p->serve && i < r.nr; i++)
+		serve_unpublish(&v->ext[r.first + i]);
+	done = done && punch_run(&r);
 
 	own_lock(p);
 	for (size_t i = 0; i < r.nr; i++) {
 		struct extent *x = &v->ext[r.first + i];
+		bool gone = done && !(x->flags & X_STUCK);
 
 		/* Armed by now, in any case. (Where arming failed it may be open still: then the flag says less than
 		 * is true, which costs a fault at most.) */
-		if (done)
+		if (gone)
 			ext_open_flags(x, false);
-		x->flags &= ~X_TAKING;
-		if (done) {
-			x->state = EXT_EMPTY;
+		x->flags &= ~(X_TAKING | X_STUCK);
+		if (p->serve && !gone)
+			serve_publish(x);
+		if (gone) {
+			ext_state(x, EXT_EMPTY);
 			x->flags &= ~(X_CONT | X_HUGE | X_ZAP | X_TOUCHED);
 			bytes += ext_len(x);
 			ext_unreserve(x);
-		} else if (now > x->drop_ns) {
+		} else if (done || now > x->drop_ns) {
 			ext_drop_done(x, X_DROP);     /* given up; it stays READY */
 			p->evict_failed |= EVICT_ANY; /* whoever waits for this room must not wait for ever */
 			pager_wake_reader(p);
@@ -358,151 +376,15 @@ static void take_back(struct pager *p)
 		breathe(p);
 }
 
-/* ------------------------------------------------------------------ clearing page tables, losing no write */
-
-struct clean_runs {
-	struct run *run;
-	struct {
-		uint64_t start, end;
-	} clean[CLEAN_RUNS];
-	size_t nr;
-	uint32_t written[RUN_MAX]; /* pages */
-};
-
-static struct clean_runs clean; /* the worker's; of each pager's in turn under clean_lock */
-static pthread_mutex_t clean_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static int clean_run(void *arg, const struct page_run *pr)
-{
-	struct clean_runs *c = arg;
-	uint64_t base = (uintptr_t)run_at(c->run);
-
-	for (uint64_t a = pr->start; a < pr->end;) {
-		size_t e = (size_t)((a - base) / extent_bytes());
-		uint64_t end = MIN(pr->end, base + (e + 1) * extent_bytes());
-
-		if (!pr->file)
-			c->written[e] += (uint32_t)((end - a) / page_bytes());
-		a = end;
-	}
-	if (pr->present && pr->file && c->nr < CLEAN_RUNS) {
-		c->clean[c->nr].start = pr->start;
-		c->clean[c->nr++].end = pr->end;
-	}
-	return 0;
-}
-
-static int written_run(void *arg, const struct page_run *pr)
-{
-	if (!pr->file)
-		*(uint32_t *)arg += (uint32_t)((pr->end - pr->start) / page_bytes());
-	return 0;
-}
-
-/*
- * The same where shmem cannot be write-protected: an extent's page tables are moved away (a touch of the registered range
- * then waits), and back if there is something written in them. A raw clone(2) in this window loses the writes in the
- * child (fork(2), too: the child then reads the file's bytes): DESIGN, hazard E.
- */
-static int clear_run_moving(struct pager *p, struct run *r, bool arm)
-{
-	unsigned char *scratch = map_reserve(extent_bytes());
-	int fd = p->mms[0].uffd, e = scratch ? 0 : -ENOMEM;
-
-	for (size_t i = 0; e == 0 && i < r->nr; i++) {
-		unsigned char *at = run_at(r) + i * extent_bytes();
-		uint64_t len = MIN(extent_bytes(), run_len(r) - i * extent_bytes());
-		uint32_t written = 0;
-
-		e = uffd_register(fd, at, len, false);
-		if (e < 0)
-			break;
-		if (mremap(at, len, len, MREMAP_MAYMOVE | MREMAP_DONTUNMAP | MREMAP_FIXED, scratch) == MAP_FAILED) {
-			e = -errno; /* EFAULT: more than one VMA here (something else is mapped over a part) */
-			break;
-		}
-		if (pager_hooks.in_window)
-			pager_hooks.in_window();
-		e = pagemap_scan(p->pagemap_fd, scratch, len, written_run, &written);
-		/* What was moved back is not registered: open. */
-		if ((e < 0 || written) && mremap(scratch, len, len, MREMAP_MAYMOVE | MREMAP_FIXED, at) == MAP_FAILED)
-			abort(); /* the written pages have no other place: going on would lose them */
-		(void)mmap(scratch, extent_bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE,
-			   -1, 0);
-		r->view->ext[r->first + i].written = (uint16_t)MIN(written, (uint32_t)UINT16_MAX);
-	}
-	if (scratch)
-		(void)munmap(scratch, extent_bytes());
-	(void)uffd_open_range(fd, run_at(r), run_len(r));
-	if (arm && e == 0)
-		e = uffd_register(fd, run_at(r), run_len(r), false);
-	return e;
-}
-
-/*
- * Empties the page tables of a run of READY extents, so that the next touch shows: at the end of a stage in the page
- * tables, or (`arm`) as a fault. Scanning and then MADV_DONTNEED would lose what other threads write in between; while
- * the range is write-protected nobody can write to a clean page, and a fault waits (X_TAKING parks it).
- * Return: 0; negative errno: it stays as it was.
- */
-static int clear_run(struct pager *p, struct run *r, bool arm)
-{
-	int fd = p->mms[0].uffd, e;
-	unsigned char *at = run_at(r);
-	uint64_t len = run_len(r);
-
-	if (p->pagemap_fd < 0)
-		return arm ? uffd_register(fd, at, len, false) : -EOPNOTSUPP;
-	if (!p->caps.wp)
-		return clear_run_moving(p, r, arm);
-	e = uffd_register(fd, at, len, true);
-	if (e < 0)
-		return e;
-	(void)pthread_mutex_lock(&clean_lock);
-	do {
-		clean.run = r;
-		clean.nr = 0;
-		memset(clean.written, 0, sizeof(clean.written));
-		e = uffd_writeprotect(fd, at, len, true);
-		if (e == 0) {
-			e = pagemap_scan(p->pagemap_fd, at, len, clean_run, &clean);
-			if (pager_hooks.in_window)
-				pager_hooks.in_window();
-			for (size_t i = 0; e == 0 && i < clean.nr; i++)
-				if (madvise((void *)(uintptr_t)clean.clean[i].start,
-					    clean.clean[i].end - clean.clean[i].start, MADV_DONTNEED) < 0)
-					e = -errno; /* EINVAL: locked by mlock */
-		}
-		(void)uffd_writeprotect(fd, at, len, false);
-	} while (e == 0 && clean.nr == CLEAN_RUNS); /* more than fits: the rest in another round */
-	/* What is left is what was written. (Counted now: within the window the marks of the protection look like pages that
-	 * are swapped out.) */
-	memset(clean.written, 0, sizeof(clean.written));
-	clean.nr = 0;
-	if (e == 0)
-		e = pagemap_scan(p->pagemap_fd, at, len, clean_run, &clean);
-	for (size_t i = 0; e == 0 && i < r->nr; i++) {
-		/* Where nothing was written, the page table goes, too: else the extent would be mapped page by page from now
-		 * on. Nobody can put anything there: it is still registered. */
-		if (clean.written[i] == 0)
-			(void)madvise(at + i * extent_bytes(), MIN(extent_bytes(), len - i * extent_bytes()),
-				      MADV_DONTNEED);
-		r->view->ext[r->first + i].written = (uint16_t)MIN(clean.written[i], (uint32_t)UINT16_MAX);
-	}
-	(void)pthread_mutex_unlock(&clean_lock);
-	/* All flags off, then armed again the plain way, so that VMAs are of one kind and merge. A touch in between is not
-	 * seen, no more. */
-	(void)uffd_open_range(fd, at, len);
-	if (arm && e == 0)
-		e = uffd_register(fd, at, len, false);
-	return e;
-}
+/* ------------------------------------------------------------------ clearing page tables: see window.h */
 
 /* Clears a run that is in no queue, and tells which of it is armed and open afterwards. The lock is held, and a window
  * has been begun (fork.c). */
 static void clear_taken(struct pager *p, struct run *r, bool arm)
 {
+	const struct window w = { p->mms[0].uffd, p->caps.wp, p->pagemap_fd };
 	struct view *v = r->view;
+	uint32_t written[WINDOW_MAX];
 	bool was_open[RUN_MAX];
 	int e;
 
@@ -513,8 +395,10 @@ static void clear_taken(struct pager *p, struct run *r, bool arm)
 		was_open[i] = (x->flags & X_OPEN) != 0;
 	}
 	own_unlock(p);
-	e = clear_run(p, r, arm);
-	if (arm && e < 0) /* it cannot be seen whether it is used, but it can be dropped */
+	e = window_clear(&w, run_at(r), run_len(r), written);
+	for (size_t i = 0; e == 0 && i < r->nr; i++)
+		v->ext[r->first + i].written = (uint16_t)MIN(written[i], (uint32_t)UINT16_MAX);
+	if (arm) /* also where it cannot be seen whether it is used: it can be dropped */
 		e = uffd_register(p->mms[0].uffd, run_at(r), run_len(r), false);
 	/* What had been armed and stays so: a run is of one kind only if it was; arm the others again. */
 	for (size_t i = 0; !arm && i < r->nr; i++)
@@ -544,7 +428,7 @@ static void clear_queued(struct pager *p)
 		breathe(p);
 		return;
 	}
-	r = take_run(&p->clear, X_CLEAR);
+	r = take_run(&p->clear, X_CLEAR, RUN_MAX);
 	while (nr < r.nr && r.view->ext[r.first + nr].inflight == 0)
 		ext_drop_done(&r.view->ext[r.first + nr++], X_CLEAR);
 	for (size_t i = nr; i < r.nr; i++)
@@ -707,11 +591,11 @@ static void wait_for_work(struct pager *p)
 	bool children = false;
 	int timeout_ms;
 
-	for (int i = 1; i < p->nr_mms; i++)
+	for (int i = 1; i < p->nr_mms && !p->serve; i++) /* (a client's has a thread that asks) */
 		children |= p->mms[i].uffd >= 0;
 	/* An automatic budget follows what the rest of the program and of the machine takes: looked at while there is much
 	 * to give back. Nothing tells when a child has ended: asked now and then. */
-	if (!p->budget_set && p->resident >= p->budget / 2)
+	if (p->serve || (!p->budget_set && p->resident >= p->budget / 2))
 		timeout_ms = BUDGET_CHECK_NS / 1000000;
 	else if (children)
 		timeout_ms = 1000;
@@ -741,10 +625,14 @@ void *worker_main(void *arg)
 				p->evict_any = true;
 			}
 		}
+		if (p->serve && serve_tend(p))
+			continue;
 		if (!list_empty(&p->open))
 			open_run(p);
 		else if (p->nr_child_opens)
 			open_child(p);
+		else if (p->evict_need && p->serve)
+			serve_evict(p);
 		else if (p->evict_need)
 			evict(p);
 		else if (!list_empty(&p->drop))
