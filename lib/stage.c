@@ -296,6 +296,7 @@ static void mark_begin(struct wd *wd, char *name, const struct plan_stage *stage
 	wd->stage_name = name;
 	wd->running = stage;
 	plans_set(wd, wd->plan, stage ? wd->plan : NULL);
+	pager_stage(wd->pager, name);
 	stage_update(wd, NULL);
 	if (stage)
 		for (struct view_owner *o = wd->owners; o; o = o->next)
@@ -369,6 +370,7 @@ static void mark_end(struct wd *wd)
 		pager_observe_drop(wd->pager);
 		(void)pager_sync(wd->pager, MARK_WAIT_MS);
 	}
+	pager_stage(wd->pager, NULL); /* until now rounds have cleared nothing that was looked at */
 }
 
 int wd_stage_end(struct wd *wd)

@@ -7,6 +7,7 @@
  */
 #include <string.h>
 
+#include "lib/base/log.h"
 #include "lib/fault.h"
 #include "lib/internal.h"
 #include "lib/stage.h"
@@ -106,20 +107,27 @@ const char *wd_way_name(uint32_t way)
 	return way < ARRAY_SIZE(way_names) ? way_names[way] : "?";
 }
 
-/* What a caller who leaves the choice to us gets: WEIGHTD_MODE, if it is set. */
+static bool is_set(const char *name)
+{
+	const char *value = getenv(name);
+
+	return value && *value && strcmp(value, "0") != 0;
+}
+
+/* What a caller who leaves the choice to us gets: WEIGHTD_MODE, if it is set; WEIGHTD_DISABLE is stronger. */
 static int way_from_environment(uint32_t *ret, struct wd_err *err)
 {
 	const char *mode = getenv("WEIGHTD_MODE");
 
-	*ret = WD_WAY_AUTO;
-	if (!mode || !*mode)
+	*ret = is_set("WEIGHTD_DISABLE") ? WD_WAY_MMAP : WD_WAY_AUTO;
+	if (*ret == WD_WAY_MMAP || !mode || !*mode)
 		return 0;
 	for (uint32_t way = 0; way < ARRAY_SIZE(way_names); way++)
 		if (!strcmp(mode, way_names[way])) {
 			*ret = way;
 			return 0;
 		}
-	return err_set(err, -EINVAL, "WEIGHTD_MODE=%s: no such way to run; use auto, embedded, user or mmap", mode);
+	return err_set(err, -EINVAL, "WEIGHTD_MODE=%s: no such way to run; use auto, daemon, embedded, user or mmap", mode);
 }
 
 uint32_t wd_way(const struct wd *wd)
@@ -164,15 +172,25 @@ static int watch_forks(struct wd_err *err)
 	return r ? err_set(err, -r, "cannot watch for fork: %s", strerror(r)) : 0;
 }
 
-static int pager_start(uint32_t way, uint64_t budget_bytes, struct pager **ret, struct wd_err *err)
+static int pager_start(const struct wd_options *o, struct pager **ret, struct wd_err *err)
 {
 	/* Best first. What refuses one way (no permission, an old kernel) may allow the next; the last needs nothing. */
 	static const enum way ways[] = { WAY_EMBEDDED, WAY_USER, WAY_MMAP };
-	struct pager_config config = { .way = (enum way)way, .budget_bytes = budget_bytes };
+	struct pager_config config = { .way = (enum way)o->way,
+				       .budget_bytes = o->budget_bytes,
+				       .socket = o->socket,
+				       .autostart = o->flags & WD_AUTOSTART || is_set("WEIGHTD_AUTOSTART") };
 	int r;
 
-	if (way != WD_WAY_AUTO)
+	if (o->way != WD_WAY_AUTO)
 		return pager_new(&config, ret, err);
+	config.way = WAY_DAEMON;
+	r = pager_new(&config, ret, err);
+	if (r == 0)
+		return 0;
+	/* Silently only where there is none and none was wanted. */
+	if ((r != -ENOENT && r != -ECONNREFUSED) || config.autostart || o->socket)
+		log_info("%s; this process has weights of its own", err->text);
 	for (size_t i = 0;; i++) {
 		config.way = ways[i];
 		r = pager_new(&config, ret, err);
@@ -194,17 +212,15 @@ static int connect_(const struct wd_options *options, struct wd **ret, struct wd
 		return err_prefix(err, r, "wd_connect");
 	if (o.way >= ARRAY_SIZE(way_names))
 		return err_set(err, -EINVAL, "wd_connect: way %u does not exist; use WD_WAY_*", o.way);
-	if (o.flags & ~(WD_STRICT | WD_NO_SIGNAL_HANDLER))
-		return err_set(err, -EINVAL, "wd_connect: unknown flags %#x; use WD_STRICT, WD_NO_SIGNAL_HANDLER",
+	if (o.flags & ~(WD_STRICT | WD_NO_SIGNAL_HANDLER | WD_AUTOSTART))
+		return err_set(err, -EINVAL,
+			       "wd_connect: unknown flags %#x; use WD_STRICT, WD_NO_SIGNAL_HANDLER, WD_AUTOSTART",
 			       o.flags);
 	if (o.way == WD_WAY_AUTO) {
 		r = way_from_environment(&o.way, err);
 		if (r < 0)
 			return r;
 	}
-	if (o.way == WD_WAY_DAEMON)
-		return err_set(err, -EOPNOTSUPP,
-			       "wd_connect: weightd %s has no daemon yet; use way embedded, user or mmap", WD_VERSION);
 	r = watch_forks(err);
 	if (r < 0)
 		return r;
@@ -215,7 +231,7 @@ static int connect_(const struct wd_options *options, struct wd **ret, struct wd
 	wd->flags = o.flags;
 	(void)pthread_mutex_init(&wd->lock, NULL);
 	(void)pthread_mutex_init(&wd->stage_lock, NULL);
-	r = pager_start(o.way, o.budget_bytes, &wd->pager, err);
+	r = pager_start(&o, &wd->pager, err);
 	if (r == 0 && !(o.flags & WD_NO_SIGNAL_HANDLER))
 		r = fault_handler_install(err);
 	if (r < 0) {
@@ -301,6 +317,9 @@ int wd_set_budget(struct wd *wd, uint64_t budget_bytes)
 		return api_fail(-EOPNOTSUPP,
 				"wd_set_budget: way mmap has none, the kernel's page cache holds the weights; "
 				"limit the cgroup's memory instead");
+	if (wd_way(wd) == WD_WAY_DAEMON)
+		return api_fail(-EPERM, "wd_set_budget: the daemon has one budget for all processes; set it by "
+					"weightd serve --budget, or budget = in weightd.conf");
 	r = handle_check(wd, &err);
 	return api_done(r < 0 ? r : pager_set_budget(wd->pager, budget_bytes), __func__, &err);
 }

@@ -21,13 +21,14 @@
  *            strict mode forbids in WD_WAY_MMAP); system calls on such memory give EFAULT. A page
  *            that was answered so stays so until wd_populate() has read its tensor (strict mode:
  *            until a stage lists it).
- *   fork     A child made by fork(2) keeps all tensors, also if the parent ends; in the child a
- *            struct wd behaves as one of WD_WAY_MMAP. If another thread was inside of a call here
- *            at that moment, the child's calls give -ENOTRECOVERABLE (tensors stay good). A child
- *            made by a raw clone(2) is served only while its parent lives and keeps the model open,
- *            only if the parent is privileged (CAP_SYS_PTRACE), and up to 1,000 of them. Of a file
- *            whose data begins misaligned the child gets copies, read during the fork. vfork(2),
- *            posix_spawn(3) and exec(2) need nothing.
+ *   fork     A child made by fork(2) keeps all tensors, also if the parent ends. A daemon serves it
+ *            like its parent; otherwise a struct wd behaves in it as one of WD_WAY_MMAP, and of a
+ *            file whose data begins misaligned it gets copies, read during the fork. If another
+ *            thread was inside of a call here at that moment, the child's calls give
+ *            -ENOTRECOVERABLE (tensors stay good). A child made by a raw clone(2) is served by a
+ *            daemon that may ask for fork events (CAP_SYS_PTRACE); without one only while its parent
+ *            lives and keeps the model open, only if the parent is privileged so, and up to 1,000
+ *            of them. vfork(2), posix_spawn(3) and exec(2) need nothing.
  *   Layout   Structs with a leading `size` are set up by the caller: .size = sizeof(the struct).
  *
  * weightd(3) says the same at more length; weightd-stages(7) is about stages and plans.
@@ -74,7 +75,7 @@ WD_API const char *wd_error(void);
  * The bytes are the same in all of them.
  */
 #define WD_WAY_AUTO 0u
-#define WD_WAY_DAEMON 1u   /* a weightd daemon serves this process (not in this version) */
+#define WD_WAY_DAEMON 1u   /* the weightd daemon has the memory: one copy for all processes of the node */
 #define WD_WAY_EMBEDDED 2u /* a pager thread in this process, userfaultfd with kernel faults */
 #define WD_WAY_USER 3u     /* same, user-mode faults only: populate before system calls; drops only at stage marks */
 #define WD_WAY_MMAP 4u     /* no userfaultfd: the files are mapped; dropping is advice to the kernel */
@@ -83,23 +84,26 @@ WD_API const char *wd_error(void);
 #define WD_NO_SIGNAL_HANDLER \
 	2u /* do not install the handler that prints why a touch failed (with vm.overcommit_memory=2 it also
 				 * makes weights writable on the first write: without it they are read-only there) */
+#define WD_AUTOSTART 4u /* no daemon answers: start this user's own, which leaves 10 minutes after its last client */
 
 struct wd_options {
 	size_t size;           /* sizeof(struct wd_options) */
-	uint32_t way;          /* WD_WAY_*; AUTO obeys WEIGHTD_MODE=auto|embedded|user|mmap, else takes the best */
-	uint32_t flags;        /* WD_STRICT, WD_NO_SIGNAL_HANDLER */
+	uint32_t way;          /* WD_WAY_*; AUTO obeys WEIGHTD_MODE (names of ways), else takes the best */
+	uint32_t flags;        /* WD_STRICT, WD_NO_SIGNAL_HANDLER, WD_AUTOSTART */
 	uint64_t budget_bytes; /* most bytes of weights in memory at once; 0: what memory and cgroup limits leave,
-				* looked at again while weights are read */
+				* looked at again while weights are read. The daemon has one of its own for all */
+	const char *socket;    /* the daemon's; NULL: WEIGHTD_SOCKET, else the system's, else this user's */
 };
 
 /*
- * Starts a pager. `options` may be NULL (all zero). The signal handler (SIGBUS, and SIGSEGV where it is
- * needed) is installed once in a process, chains to the handler that was there before, and touches
- * nothing but faults inside of tensors.
+ * Connects to the daemon, or starts a pager in this process. `options` may be NULL (all zero). The signal handler
+ * (SIGBUS, and SIGSEGV where it is needed) is installed once in a process, chains to the handler that was there before, and
+ * touches nothing but faults inside of tensors.
  * Owner: the caller; wd_disconnect() ends it. Several may exist in a process.
- * Blocks: no I/O; starts three threads (all signals blocked in them).
+ * Blocks: no I/O; at most some seconds for a daemon that does not answer. Starts threads (all signals blocked in them).
  * Return: 0; -EINVAL bad option; -EOPNOTSUPP the way that was asked for does not exist here (the text
- *   says what is missing); -ENOMEM, -EMFILE.
+ *   says what is missing); of WD_WAY_DAEMON: -ENOENT, -ECONNREFUSED no daemon answers, -EACCES its socket belongs to
+ *   somebody else (the text names it), -EPROTONOSUPPORT it has another version; -ENOMEM, -EMFILE.
  */
 WD_API WD_MUST_USE int wd_connect(const struct wd_options *options, struct wd **ret);
 
@@ -107,7 +111,7 @@ WD_API WD_MUST_USE int wd_connect(const struct wd_options *options, struct wd **
  * ends with the last of them. */
 WD_API void wd_disconnect(struct wd *wd);
 
-/* The way that runs: WD_WAY_EMBEDDED, _USER or _MMAP. */
+/* The way that runs: WD_WAY_DAEMON, _EMBEDDED, _USER or _MMAP. */
 WD_API uint32_t wd_way(const struct wd *wd);
 
 /* "embedded", "user", "mmap", "daemon", "auto"; "?" for other numbers. Owner: static. */
@@ -115,7 +119,8 @@ WD_API const char *wd_way_name(uint32_t way);
 
 /* Changes the budget; 0 makes it automatic again. A smaller one is reached by dropping, soon after
  * the call; pinned models and written pages may stand above it.
- * Return: 0; -EOPNOTSUPP in WD_WAY_MMAP (the kernel's page cache has no budget of ours). */
+ * Return: 0; -EOPNOTSUPP in WD_WAY_MMAP (the kernel's page cache has no budget of ours); -EPERM in WD_WAY_DAEMON (it has
+ * one for all, which `weightd serve` sets). */
 WD_API int wd_set_budget(struct wd *wd, uint64_t budget_bytes);
 
 /*
