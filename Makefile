@@ -4,10 +4,12 @@
 # make demo       the main job; DEMO="--size 64M" passes options through
 # make check      all tests; TESTS="pager readme" only these
 # make deps       installs what demo and check need from Debian (root), or prints the apt-get line
+# make soak       the long tests, SOAK_SECONDS of each; SOAK="daemons forks" only these
 # make bench, make real, make fuzz, make lint, make install, make uninstall, make clean
 #
 # Variables: CC, CXX, CFLAGS, LDFLAGS, OUT, V=1 (show commands), WERROR=1, SANITIZE=address,undefined,
-# PREFIX, LIBDIR, DESTDIR, FUZZ_SECONDS. A new .c file needs no line here: folders decide what it belongs to.
+# PREFIX, BINDIR, LIBDIR, UNITDIR, USERUNITDIR, SYSUSERSDIR, TMPFILESDIR, UDEVDIR, DESTDIR, FUZZ_SECONDS,
+# SOAK_SECONDS. A new .c file needs no line here: folders decide what it belongs to.
 
 # Debian packages, by what needs them: the only list.
 PKGS_demo  = build-essential pkgconf libjansson-dev liburing-dev libssl-dev
@@ -24,11 +26,20 @@ LIBDIR  = $(PREFIX)/lib
 CFLAGS  = -O2 -g
 SANITIZE =
 FUZZ_SECONDS = 60
+SOAK_SECONDS = 600
 
 BINDIR = $(PREFIX)/bin
 INCDIR = $(PREFIX)/include
 MANDIR = $(PREFIX)/share/man
 COMPDIR = $(PREFIX)/share/bash-completion/completions
+# Where the daemon looks.
+CONFDIR = /etc/weightd
+# systemd looks below /usr/local/lib as well as below /usr/lib.
+UNITDIR     = $(PREFIX)/lib/systemd/system
+USERUNITDIR = $(PREFIX)/lib/systemd/user
+SYSUSERSDIR = $(PREFIX)/lib/sysusers.d
+TMPFILESDIR = $(PREFIX)/lib/tmpfiles.d
+UDEVDIR     = $(PREFIX)/lib/udev/rules.d
 PKG_CONFIG = pkg-config
 LD      = ld
 OBJCOPY = objcopy
@@ -73,7 +84,7 @@ all: $(PRODUCTS)
 	@:
 .DELETE_ON_ERROR:
 .SECONDARY:
-.PHONY: all tests benches fuzzers deps demo check bench real fuzz lint install uninstall clean FORCE
+.PHONY: all tests benches fuzzers deps demo check soak bench real fuzz lint install uninstall clean FORCE
 
 # Objects are made again when the commands that make them change.
 FLAGS = $(compile) $(link)
@@ -88,6 +99,10 @@ $(OUT)/obj/%.o: %.c $(OUT)/flags
 
 # (liburing 2.3 cannot be asked at run time.)
 $(OUT)/obj/cli/cmd_version.o: compile_extra = -DWD_LIBURING_VERSION='"$(shell $(PKG_CONFIG) --modversion liburing)"'
+
+# Where a static program finds the daemon that it starts; a shared library looks beside itself first. (Installed with
+# another PREFIX than built, it is not there, and PATH is asked.)
+$(OUT)/obj/ufd/client_start.o: compile_extra = -DWD_BINDIR='"$(BINDIR)"'
 
 # A static program shares one name space with us: internal names are made local to the one object of the archive.
 $(OUT)/libweightd.a: $(LIB_OBJ)
@@ -112,7 +127,11 @@ $(OUT)/weightd: $(call obj,$(CLI_SRC)) $(LIB_OBJ)
 $(OUT)/obj/helpers.a: $(call obj,$(HELPER_SRC))
 	$(Q)rm -f $@ && $(AR) rcs $@ $^
 
-$(OUT)/tests/%: $(OUT)/obj/tests/%.o $(OUT)/obj/helpers.a $(LIB_OBJ)
+# Tests of the daemon run its command as a function, with hooks.
+$(OUT)/obj/cli.a: $(filter-out %/main.o,$(call obj,$(CLI_SRC)))
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
+
+$(OUT)/tests/%: $(OUT)/obj/tests/%.o $(OUT)/obj/helpers.a $(OUT)/obj/cli.a $(LIB_OBJ)
 	$(call say,LINK,$@)
 	@mkdir -p $(@D)
 	$(Q)$(link) $(link_extra) -o $@ $^ $(TEST_LIBS)
@@ -151,6 +170,10 @@ check: deps-check
 	$(build) all tests
 	$(Q)$(tools) tests/run.sh $(TESTS)
 
+soak: deps-check
+	$(build) all tests
+	$(Q)$(tools) SOAK_SECONDS='$(SOAK_SECONDS)' tests/soak $(SOAK)
+
 bench: deps-bench
 	$(build) all benches
 	$(Q)$(tools) tests/bench/run $(BENCH)
@@ -167,12 +190,16 @@ lint: deps-lint
 
 # ---- install
 man = $(wildcard lib/man/*.$(1) cli/man/*.$(1))
-commands  = inspect doctor demo
+commands  = inspect doctor demo serve ls stat prefetch drop pin unpin shutdown
 functions = $(shell sed -nE 's/^WD_API.*[ *](wd_[a-z_]+)[^a-z_ ].*/\1/p' lib/include/weightd.h)
 sections  = 1 3 5 7
+units     = weightd.service weightd.socket
+# Where a file of cli/systemd goes.
+place = sed 's|@BINDIR@|$(BINDIR)|g; s|@CONFDIR@|$(CONFDIR)|g' cli/systemd/$(1) >$(DESTDIR)$(2) && chmod 644 $(DESTDIR)$(2)
 
 install: all
-	install -d $(addprefix $(DESTDIR),$(BINDIR) $(INCDIR) $(LIBDIR)/pkgconfig $(COMPDIR) $(sections:%=$(MANDIR)/man%))
+	install -d $(addprefix $(DESTDIR),$(BINDIR) $(INCDIR) $(LIBDIR)/pkgconfig $(COMPDIR) $(sections:%=$(MANDIR)/man%) \
+		$(CONFDIR) $(UNITDIR) $(USERUNITDIR) $(SYSUSERSDIR) $(TMPFILESDIR) $(UDEVDIR))
 	install -m 755 $(OUT)/weightd $(DESTDIR)$(BINDIR)/weightd
 	install -m 644 lib/include/weightd.h $(DESTDIR)$(INCDIR)/weightd.h
 	install -m 644 $(OUT)/libweightd.a $(DESTDIR)$(LIBDIR)/libweightd.a
@@ -183,16 +210,26 @@ install: all
 		>$(DESTDIR)$(LIBDIR)/pkgconfig/weightd.pc
 	chmod 644 $(DESTDIR)$(LIBDIR)/pkgconfig/weightd.pc
 	install -m 644 cli/completion.bash $(DESTDIR)$(COMPDIR)/weightd
+	$(foreach u,$(units),$(call place,system/$(u),$(UNITDIR)/$(u)) && $(call place,user/$(u),$(USERUNITDIR)/$(u)) &&) :
+	$(call place,weightd.sysusers,$(SYSUSERSDIR)/weightd.conf)
+	$(call place,weightd.tmpfiles,$(TMPFILESDIR)/weightd.conf)
+	$(call place,60-weightd.rules,$(UDEVDIR)/60-weightd.rules)
+	[ -e $(DESTDIR)$(CONFDIR)/weightd.conf ] || { $(call place,weightd.conf,$(CONFDIR)/weightd.conf); }
 	$(foreach s,$(sections),install -m 644 $(call man,$(s)) $(DESTDIR)$(MANDIR)/man$(s) &&) :
 	cd $(DESTDIR)$(MANDIR)/man1 && for n in $(commands); do ln -sf weightd.1 weightd-$$n.1 || exit 1; done
 	cd $(DESTDIR)$(MANDIR)/man3 && for n in $(functions); do ln -sf weightd.3 $$n.3 || exit 1; done
 	$(if $(DESTDIR),,[ "$$(id -u)" != 0 ] || ldconfig)
 
+# A weightd.conf that somebody has changed stays.
 uninstall:
 	rm -f $(addprefix $(DESTDIR),$(BINDIR)/weightd $(INCDIR)/weightd.h $(LIBDIR)/pkgconfig/weightd.pc \
 		$(COMPDIR)/weightd $(addprefix $(LIBDIR)/,libweightd.a libweightd.so $(SONAME) $(notdir $(SHARED))) \
+		$(addprefix $(UNITDIR)/,$(units)) $(addprefix $(USERUNITDIR)/,$(units)) \
+		$(SYSUSERSDIR)/weightd.conf $(TMPFILESDIR)/weightd.conf $(UDEVDIR)/60-weightd.rules \
 		$(foreach s,$(sections),$(addprefix $(MANDIR)/man$(s)/,$(notdir $(call man,$(s))))) \
 		$(commands:%=$(MANDIR)/man1/weightd-%.1) $(functions:%=$(MANDIR)/man3/%.3))
+	! cmp -s cli/systemd/weightd.conf $(DESTDIR)$(CONFDIR)/weightd.conf || rm -f $(DESTDIR)$(CONFDIR)/weightd.conf
+	rmdir $(DESTDIR)$(CONFDIR) 2>/dev/null || :
 
 clean:
 	rm -rf $(OUT)

@@ -37,8 +37,16 @@ struct command {
 
 int cmd_demo(int argc, char **argv);
 int cmd_doctor(int argc, char **argv);
+int cmd_drop(int argc, char **argv);
 int cmd_help(int argc, char **argv);
 int cmd_inspect(int argc, char **argv);
+int cmd_ls(int argc, char **argv);
+int cmd_pin(int argc, char **argv);
+int cmd_prefetch(int argc, char **argv);
+int cmd_serve(int argc, char **argv);
+int cmd_shutdown(int argc, char **argv);
+int cmd_stat(int argc, char **argv);
+int cmd_unpin(int argc, char **argv);
 int cmd_version(int argc, char **argv);
 
 /* All of them, in the order in which help shows them; a NULL name ends the table. */
@@ -103,9 +111,11 @@ bool term_has_color(void);
 
 enum column_kind {
 	COLUMN_LEFT,
-	COLUMN_RIGHT, /* numbers */
-	COLUMN_CUT,   /* left; shortened in the middle where the terminal is too narrow. At most one in a table */
-	COLUMN_WRAP,  /* left; words go on below. Only as the last one */
+	COLUMN_RIGHT,     /* numbers */
+	COLUMN_CUT,       /* left; shortened in the middle where the terminal is too narrow. At most one in a table */
+	COLUMN_CUT_FRONT, /* the same, but shortened in front: paths */
+	COLUMN_WRAP,      /* left; words go on below. Only as the last one */
+	COLUMN_BELOW,     /* in lines of its own below the row, unless it is empty. Only as the last one */
 };
 
 struct column {

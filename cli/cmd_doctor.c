@@ -6,7 +6,7 @@
  * pager does not look at (limits, settings). No rule of the pager is repeated: why a way is not possible is found
  * by asking pager_caps_way() about a machine that lacks one thing at a time.
  */
-#include "cli/cmd.h"
+#include "cli/daemon.h"
 #include "cli/machine.h"
 #include "lib/include/weightd.h"
 #include "ufd/pager.h"
@@ -15,13 +15,15 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <inttypes.h>
+#include <pwd.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/utsname.h>
 
-enum { OPT_FOLDER = CMD_OPT_OWN };
+enum { OPT_FOLDER = DAEMON_OPT_OWN };
 
 static const char help[] =
 	"Usage: weightd doctor [OPTION]...\n"
@@ -29,19 +31,22 @@ static const char help[] =
 	"Tries what weightd can use on this machine, as the user who runs it. One line a\n"
 	"check: what is there, what it gives, and how to get what is missing. Then: which\n"
 	"ways to run are possible here, which one a program gets, and what stands in for\n"
-	"what is missing. Changes nothing.\n"
+	"what is missing. Says which daemon answers, and what one started here could do.\n"
+	"Changes nothing.\n"
 	"\n"
 	"  ok       there\n"
 	"  missing  not there\n"
 	"  n/a      not needed here, or not to be asked here\n"
 	"\n"
 	"Options:\n"
-	"  --folder=DIR  where the checkpoints are: O_DIRECT is tried there (.)\n"
-	"  --json        one JSON object (see below)\n"
-	"  --help        print this\n"
+	"  --folder=DIR   where the checkpoints are: O_DIRECT is tried there (.)\n"
+	"  --socket=PATH  the daemon's socket (WEIGHTD_SOCKET, or the usual places)\n"
+	"  --json         one JSON object (see below)\n"
+	"  --help         print this\n"
 	"\n"
 	"JSON:\n"
 	"  {\"version\", \"kernel\", \"machine\", \"uid\", \"way\": name or null,\n"
+	"   \"daemon\": {\"socket\", \"version\", \"pid\", \"arena\", \"numa\"} or null,\n"
 	"   \"checks\": [{\"name\", \"status\": \"ok\", \"missing\" or \"n/a\", \"found\", \"gives\",\n"
 	"      \"get\": text where missing, else null}],\n"
 	"   \"ways\": [{\"name\", \"possible\", \"chosen\", \"text\"}],\n"
@@ -68,16 +73,22 @@ struct report {
 	struct pager_caps caps;
 	struct machine machine;
 	const char *folder;
-	struct check checks[40];
+	struct check checks[48];
 	size_t nr_checks;
 	bool no_memory;
-	enum way way; /* WAY_AUTO: none */
+	struct daemon daemon;
+	int daemon_error; /* 0: it answers */
+	struct wd_err daemon_err;
+	json_t *daemon_stat; /* NULL: not asked */
+	enum way way;        /* WAY_AUTO: none */
 	char *way_text[WAY_MMAP + 1];
 	bool possible[WAY_MMAP + 1];
 };
 
 static void report_done(struct report *r)
 {
+	daemon_done(&r->daemon);
+	json_decref(r->daemon_stat);
 	for (size_t i = 0; i < r->nr_checks; i++) {
 		free(r->checks[i].found);
 		free(r->checks[i].get);
@@ -362,6 +373,86 @@ static void add_limits(struct report *r)
 	    text(r, "as root: sysctl -w vm.overcommit_memory=0"));
 }
 
+/* ---- the daemon */
+
+/* Whose it is: whoever made the socket. Owner: the caller. NULL: no memory. */
+static char *daemon_owner(struct report *r)
+{
+	struct ucred peer = { .uid = 0 };
+	socklen_t len = sizeof(peer);
+	const struct passwd *user;
+
+	(void)getsockopt(r->daemon.fd, SOL_SOCKET, SO_PEERCRED, &peer, &len);
+	user = getpwuid(peer.uid);
+	return user ? text(r, "%s's", user->pw_name) : text(r, "of uid %u", peer.uid);
+}
+
+static const char *stat_text(const struct report *r, const char *key)
+{
+	const char *value = json_string_value(json_object_get(r->daemon_stat, key));
+
+	return value ? value : "?";
+}
+
+static void add_daemon(struct report *r, const char *socket)
+{
+	static const char gives[] = "one copy of the weights for all processes";
+
+	r->daemon_error = daemon_connect(socket, &r->daemon, &r->daemon_err);
+	if (r->daemon_error == 0)
+		r->daemon_error = daemon_json(&r->daemon, WIRE_STAT, &r->daemon_stat, &r->daemon_err);
+	if (r->daemon_error == 0) {
+		cleanup_free char *owner = daemon_owner(r);
+
+		add(r, "daemon", OK,
+		    text(r, "weightd %s answers at %s (pid %u, %s); arenas: %s, NUMA: %s", stat_text(r, "version"),
+			 r->daemon.path, r->daemon.welcome.pid, owner ? owner : "?", stat_text(r, "arena"),
+			 stat_text(r, "numa")),
+		    gives, NULL);
+	} else if (r->daemon_error == -ENOENT || r->daemon_error == -ECONNREFUSED) {
+		add(r, "daemon", MISSING, text(r, "none answers at %s", r->daemon.path), gives,
+		    text(r, "weightd serve, or set WEIGHTD_AUTOSTART=1"));
+	} else {
+		add(r, "daemon", MISSING, text(r, "%s", r->daemon_err.text), gives,
+		    r->daemon_error == -EPROTONOSUPPORT ?
+			    text(r, "install the same version, then: weightd serve --takeover") :
+			    text(r, "name another socket (WEIGHTD_SOCKET), or start one of your own: weightd serve"));
+	}
+}
+
+/* What a daemon that this user starts could do here. */
+static void add_serve(struct report *r)
+{
+	const struct pager_caps *c = &r->caps;
+	static const char gives[] = "a daemon started here has all that it can use";
+	bool huge_pages = c->tmpfs == 0 ? c->tmpfs_huge == 0 : c->memfd_huge == 0;
+
+	if (!any_userfaultfd(c))
+		add(r, "serve", MISSING, text(r, "a daemon cannot run here: there is no userfaultfd"), gives,
+		    text(r, "see dev-userfaultfd and userfaultfd"));
+	else
+		add(r, "serve", c->event_fork == 0 && c->tmpfs == 0 && huge_pages ? OK : MISSING,
+		    text(r, "%s, %s, %s",
+			 c->event_fork == 0 ? "fork events" : "no fork events (forked children map the files)",
+			 c->tmpfs == 0 ? "private arenas" : "memfd arenas (its own user can write to them)",
+			 huge_pages ? "huge pages" : "small pages"),
+		    gives,
+		    text(r, "see fork-events, tmpfs and %s above, or start it as root",
+			 c->tmpfs == 0 ? "tmpfs-huge" : "memfd-huge"));
+}
+
+static void add_numa(struct report *r)
+{
+	unsigned int nodes = r->machine.numa_nodes;
+
+	if (nodes == 0)
+		add(r, "numa", NOT_ASKED, text(r, "/sys/devices/system/node does not tell"),
+		    "memory near to the processors that use it", NULL);
+	else
+		add(r, "numa", OK, text(r, "%u node%s", nodes, nodes == 1 ? "" : "s; weightd serve --numa says which"),
+		    "memory near to the processors that use it", NULL);
+}
+
 /* ---- ways */
 
 /* Fields whose lack can rule a way out, with the name of their check. */
@@ -420,9 +511,18 @@ static char *why_not(struct report *r, enum way way)
 /* What wd_connect() obeys where a program leaves the choice to it; NULL: nothing. */
 static const char *mode_asked(void)
 {
-	const char *mode = getenv("WEIGHTD_MODE");
+	const char *mode = getenv("WEIGHTD_MODE"), *disable = getenv("WEIGHTD_DISABLE");
 
+	if (disable && *disable && strcmp(disable, "0") != 0)
+		return "mmap";
 	return mode && mode[0] ? mode : NULL;
+}
+
+/* None answers, and a program would start one? */
+static bool can_start(const struct report *r)
+{
+	return (r->daemon_error == -ENOENT || r->daemon_error == -ECONNREFUSED) && daemon_autostart() &&
+	       any_userfaultfd(&r->caps);
 }
 
 static bool mmap_works(void)
@@ -456,7 +556,16 @@ static void find_ways(struct report *r)
 	r->possible[WAY_USER] = pager_caps_way(&user) == WAY_USER;
 	r->possible[WAY_MMAP] = mmap_works();
 
-	r->way_text[WAY_DAEMON] = text(r, "not in this version");
+	r->possible[WAY_DAEMON] = r->daemon_error == 0;
+	if (can_start(r)) {
+		r->possible[WAY_DAEMON] = true;
+		r->way_text[WAY_DAEMON] =
+			text(r, "one copy for all processes; the first program starts the daemon (WEIGHTD_AUTOSTART)");
+	} else if (r->possible[WAY_DAEMON])
+		r->way_text[WAY_DAEMON] = text(r, "one copy for all processes, in the daemon (pid %u) at %s",
+					       r->daemon.welcome.pid, r->daemon.path);
+	else
+		r->way_text[WAY_DAEMON] = text(r, "%s", r->daemon_err.text);
 	for (enum way w = WAY_EMBEDDED; w <= WAY_MMAP; w++) {
 		cleanup_free char *why = r->possible[w] || w == WAY_MMAP ? NULL : why_not(r, w);
 
@@ -468,13 +577,13 @@ static void find_ways(struct report *r)
 			r->way_text[w] = text(r, "needs %s (see above)", why ? why : "more than this machine has");
 	}
 
-	for (enum way w = WAY_MMAP; w >= WAY_EMBEDDED; w--)
+	for (enum way w = WAY_MMAP; w >= WAY_DAEMON; w--)
 		if (r->possible[w])
 			r->way = w;
 	if (!mode || strcmp(mode, "auto") == 0)
 		return;
 	r->way = WAY_AUTO;
-	for (enum way w = WAY_EMBEDDED; w <= WAY_MMAP; w++)
+	for (enum way w = WAY_DAEMON; w <= WAY_MMAP; w++)
 		if (r->possible[w] && strcmp(mode, wd_way_name(w)) == 0)
 			r->way = w;
 }
@@ -519,6 +628,15 @@ static void find_fallbacks(const struct report *r, struct fallback f[static NR_F
 
 /* ---- output */
 
+static json_t *daemon_to_json(const struct report *r)
+{
+	if (r->daemon_error < 0)
+		return json_null();
+	return json_pack("{s:o, s:o, s:I, s:o, s:o}", "socket", json_text(r->daemon.path), "version",
+			 json_text(stat_text(r, "version")), "pid", (json_int_t)r->daemon.welcome.pid, "arena",
+			 json_text(stat_text(r, "arena")), "numa", json_text(stat_text(r, "numa")));
+}
+
 static int print_json(const struct report *r)
 {
 	struct fallback fallbacks[NR_FALLBACKS];
@@ -544,10 +662,10 @@ static int print_json(const struct report *r)
 				used, json_pack("{s:s, s:s}", "for", fallbacks[i].name, "text", fallbacks[i].text));
 	if (e < 0)
 		return -ENOMEM;
-	root = json_pack("{s:s, s:s, s:s, s:i, s:o, s:O, s:O, s:O}", "version", wd_version(), "kernel", r->uts.release,
-			 "machine", r->uts.machine, "uid", (int)geteuid(), "way",
-			 r->way != WAY_AUTO ? json_string(wd_way_name(r->way)) : json_null(), "checks", checks, "ways",
-			 ways, "fallbacks", used);
+	root = json_pack("{s:s, s:s, s:s, s:i, s:o, s:o, s:O, s:O, s:O}", "version", wd_version(), "kernel",
+			 r->uts.release, "machine", r->uts.machine, "uid", (int)geteuid(), "way",
+			 r->way != WAY_AUTO ? json_string(wd_way_name(r->way)) : json_null(), "daemon",
+			 daemon_to_json(r), "checks", checks, "ways", ways, "fallbacks", used);
 	return root ? json_print(root) : -ENOMEM;
 }
 
@@ -593,7 +711,8 @@ static int print_text(const struct report *r)
 	if (e == 0)
 		e = table_print(&ways, 2);
 	if (mode)
-		(void)printf("  WEIGHTD_MODE=%s in the environment decides\n", mode);
+		(void)printf("  %s in the environment decides: %s\n",
+			     getenv("WEIGHTD_MODE") == mode ? "WEIGHTD_MODE" : "WEIGHTD_DISABLE", mode);
 	if (used.nr_cells > 0)
 		(void)puts("\nWhat stands in for what is missing");
 	return e == 0 ? table_print(&used, 2) : e;
@@ -602,11 +721,12 @@ static int print_text(const struct report *r)
 int cmd_doctor(int argc, char **argv)
 {
 	static const struct option options[] = {
-		CMD_COMMON_OPTIONS,
+		DAEMON_COMMON_OPTIONS,
 		{ "folder", required_argument, NULL, OPT_FOLDER },
 		{ NULL, 0, NULL, 0 },
 	};
-	cleanup(report_done) struct report r = { .folder = "." };
+	cleanup(report_done) struct report r = { .folder = ".", .daemon = { .fd = -1 } };
+	const char *socket = NULL;
 	struct stat st;
 	bool json = false;
 	int opt, error;
@@ -617,6 +737,9 @@ int cmd_doctor(int argc, char **argv)
 			return cmd_print_help(help);
 		case CMD_OPT_JSON:
 			json = true;
+			break;
+		case DAEMON_OPT_SOCKET:
+			socket = optarg;
 			break;
 		case OPT_FOLDER:
 			r.folder = optarg;
@@ -643,6 +766,9 @@ int cmd_doctor(int argc, char **argv)
 	add_memory_kinds(&r);
 	add_reading(&r);
 	add_limits(&r);
+	add_numa(&r);
+	add_serve(&r);
+	add_daemon(&r, socket);
 	find_ways(&r);
 	error = r.no_memory ? -ENOMEM : json ? print_json(&r) : print_text(&r);
 	if (error < 0) {

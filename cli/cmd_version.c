@@ -18,7 +18,7 @@ static const char help[] = "Usage: weightd version [--json]\n"
 			   "  --json     one JSON object: version, ways[], formats[], libraries{}, compiler\n"
 			   "  --help     print this\n";
 
-static const uint32_t ways[] = { WD_WAY_EMBEDDED, WD_WAY_USER, WD_WAY_MMAP };
+static const uint32_t ways[] = { WD_WAY_DAEMON, WD_WAY_EMBEDDED, WD_WAY_USER, WD_WAY_MMAP };
 
 static int print_json(void)
 {

@@ -4,7 +4,7 @@
 
 _weightd()
 {
-	local commands='inspect doctor demo version help'
+	local commands='inspect doctor demo serve ls stat prefetch drop pin unpin shutdown version help'
 	local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} command=${COMP_WORDS[1]} options i
 
 	COMPREPLY=()
@@ -33,13 +33,33 @@ _weightd()
 		mapfile -t COMPREPLY < <(compgen -W 'fp16 bf16 fp32' -- "$word")
 		return
 		;;
-	--size | --seed | --limit) return ;;
+	--socket | --config)
+		compopt -o filenames 2>/dev/null
+		mapfile -t COMPREPLY < <(compgen -f -- "$word")
+		return
+		;;
+	--numa)
+		mapfile -t COMPREPLY < <(compgen -W 'default interleave local' -- "$word")
+		return
+		;;
+	--size | --seed | --limit | --bytes | --watch) return ;;
+	--socket-mode | --budget | --idle-exit | --preload | --max-* | --pin-percent | --spin-us) return ;;
 	esac
 
 	case $command in
 	inspect) options='--json --metadata --trailing --variant= --help' ;;
-	doctor) options='--folder= --json --help' ;;
+	doctor) options='--folder= --socket= --json --help' ;;
 	demo) options='--size= --seed= --cache= --warm --limit= --modes= --json --help' ;;
+	serve)
+		options='--config= --socket= --socket-mode= --budget= --idle-exit= --preload= --numa= --max-clients='
+		options+=' --max-clients-per-user= --max-views= --pin-percent= --spin-us= --takeover --no-keeper --detach --help'
+		;;
+	ls) options='--clients --watch --socket= --json --help' ;;
+	stat) options='--watch --socket= --json --help' ;;
+	prefetch) options='--pin --no-wait --variant= --socket= --json --help' ;;
+	drop) options='--all --bytes= --force --variant= --socket= --json --help' ;;
+	pin | unpin) options='--variant= --socket= --json --help' ;;
+	shutdown) options='--socket= --json --help' ;;
 	version) options='--json --help' ;;
 	help) options='--help' ;;
 	*) return ;;
@@ -52,7 +72,7 @@ _weightd()
 		return
 	fi
 	case $command in
-	inspect | demo)
+	inspect | demo | prefetch | drop | pin | unpin)
 		compopt -o filenames 2>/dev/null
 		mapfile -t COMPREPLY < <(compgen -f -- "$word")
 		for i in "${!COMPREPLY[@]}"; do

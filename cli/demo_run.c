@@ -177,6 +177,27 @@ static void *publish_main(void *arg)
 	return NULL;
 }
 
+/* The modes compare what one process needs. Weights in a daemon would be read and held by another one, uncounted. */
+static int connect_here(struct run *run)
+{
+	static const uint32_t ways[] = { WD_WAY_EMBEDDED, WD_WAY_USER, WD_WAY_MMAP };
+	struct wd_options options = { .size = sizeof(options) };
+	const char *mode = getenv("WEIGHTD_MODE"), *disable = getenv("WEIGHTD_DISABLE");
+	bool disabled = disable && *disable && strcmp(disable, "0");
+	bool automatic = !disabled && (!mode || !*mode || !strcmp(mode, wd_way_name(WD_WAY_AUTO)));
+	int r = -EOPNOTSUPP;
+
+	if (!disabled && mode && !strcmp(mode, wd_way_name(WD_WAY_DAEMON)))
+		return fail(run, "the demo measures one process, which WEIGHTD_MODE=daemon does not show; unset it");
+	for (size_t i = 0; automatic && i < ARRAY_SIZE(ways) && r == -EOPNOTSUPP; i++) {
+		options.way = ways[i];
+		r = wd_connect(&options, &run->wd);
+	}
+	if (!automatic)
+		r = wd_connect(NULL, &run->wd);
+	return r < 0 ? fail(run, "%s", wd_error()) : 0;
+}
+
 static int connect_all(struct run *run)
 {
 	const struct demo_job *job = run->job;
@@ -187,8 +208,8 @@ static int connect_all(struct run *run)
 	run->models = calloc(job->nr_models, sizeof(struct wd_model *));
 	if (!run->models)
 		return fail(run, "out of memory");
-	if (wd_connect(NULL, &run->wd) < 0)
-		return fail(run, "%s", wd_error());
+	if (connect_here(run) < 0)
+		return -1;
 	atomic_store(&run->live->way, wd_way(run->wd));
 	atomic_store(&run->live->in_arena, wd_way(run->wd) != WD_WAY_MMAP);
 	for (size_t i = 0; i < job->nr_models; i++) {

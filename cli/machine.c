@@ -60,6 +60,31 @@ static void read_choice(const char *root, const char *path, char word[static MAC
 	(void)snprintf(word, MACHINE_WORD, "%s", close_ ? open_ + 1 : "");
 }
 
+/* How many a list like "0-3,8" names; 0: it is none. */
+static unsigned int read_list(const char *root, const char *path)
+{
+	unsigned int sum = 0, first, last;
+	char text[256];
+	int len;
+
+	read_text(root, path, text, sizeof(text));
+	for (const char *p = text; *p; p += *p == ',') {
+		if (sscanf(p, "%u%n", &first, &len) != 1)
+			return 0;
+		p += len;
+		last = first;
+		if (*p == '-') {
+			if (sscanf(p, "-%u%n", &last, &len) != 1 || last < first)
+				return 0;
+			p += len;
+		}
+		if (*p && *p != ',')
+			return 0;
+		sum += last - first + 1;
+	}
+	return sum;
+}
+
 void machine_read(const char *root, struct machine *ret)
 {
 	struct machine m = { 0 };
@@ -82,5 +107,6 @@ void machine_read(const char *root, struct machine *ret)
 	m.overcommit = read_int(root, "/proc/sys/vm/overcommit_memory");
 	m.io_uring_disabled = read_int(root, "/proc/sys/kernel/io_uring_disabled");
 	m.unprivileged_userfaultfd = read_int(root, "/proc/sys/vm/unprivileged_userfaultfd");
+	m.numa_nodes = read_list(root, "/sys/devices/system/node/online");
 	*ret = m;
 }

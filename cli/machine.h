@@ -17,6 +17,7 @@ struct machine {
 	int overcommit;               /* vm.overcommit_memory, -1: unknown */
 	int io_uring_disabled;        /* kernel.io_uring_disabled, -1: unknown (before 6.6) */
 	int unprivileged_userfaultfd; /* vm.unprivileged_userfaultfd, -1: unknown */
+	unsigned int numa_nodes;      /* that are online; 0: unknown */
 	bool seccomp;                 /* a filter of system calls is on */
 	bool cap_ptrace;              /* CAP_SYS_PTRACE is effective */
 };

@@ -355,10 +355,10 @@ static size_t bytes_that_fit(const char *text, size_t *columns)
 	return len;
 }
 
-/* The beginning, an ellipsis, and the end, padded to `columns`. */
-static void print_cut(const char *text, const struct table_text *cell, size_t columns)
+/* The beginning (unless `front` is cut), an ellipsis, and the end, padded to `columns`. */
+static void print_cut(const char *text, const struct table_text *cell, size_t columns, bool front)
 {
-	size_t head = (columns - 1) / 2, tail = columns - 1 - head;
+	size_t head = front ? 0 : (columns - 1) / 2, tail = columns - 1 - head;
 	size_t pad = head, skip = cell->width - tail, len;
 
 	len = bytes_that_fit(text, &pad);
@@ -400,25 +400,31 @@ static void print_wrapped(const char *text, size_t columns, size_t indent)
 	}
 }
 
+/* How many columns are beside each other. */
+static size_t columns_beside(const struct table *t)
+{
+	return t->nr_columns - (t->columns[t->nr_columns - 1].kind == COLUMN_BELOW);
+}
+
 /* The width of each column, so that a line fits the terminal as far as that is possible. */
 static void column_widths(const struct table *t, unsigned int indent, size_t *widths)
 {
-	size_t sum = indent, columns = term_columns(), most = 0;
+	size_t sum = indent, columns = term_columns(), most = 0, nr = columns_beside(t);
 
-	for (size_t i = 0; i < t->nr_columns; i++)
+	for (size_t i = 0; i < nr; i++)
 		widths[i] = t->columns[0].title ? strlen(t->columns[i].title) : 0;
 	for (size_t i = 0; i < t->nr_cells; i++)
 		widths[i % t->nr_columns] = MAX(widths[i % t->nr_columns], (size_t)t->cells[i].width);
-	for (size_t i = 0; i < t->nr_columns; i++)
+	for (size_t i = 0; i < nr; i++)
 		sum += widths[i] + (i ? TABLE_GAP : 0);
 	if (columns == 0 || sum <= columns)
 		return;
-	for (size_t i = 0; i < t->nr_columns; i++) {
+	for (size_t i = 0; i < nr; i++) {
 		enum column_kind kind = t->columns[i].kind;
 
-		if (kind != COLUMN_CUT && kind != COLUMN_WRAP)
+		if (kind != COLUMN_CUT && kind != COLUMN_CUT_FRONT && kind != COLUMN_WRAP)
 			continue;
-		most = kind == COLUMN_CUT ? TABLE_CUT_LEAST : TABLE_WRAP_LEAST;
+		most = kind == COLUMN_WRAP ? TABLE_WRAP_LEAST : TABLE_CUT_LEAST;
 		if (widths[i] <= most)
 			continue;
 		if (widths[i] - most >= sum - columns)
@@ -433,6 +439,7 @@ static void column_widths(const struct table *t, unsigned int indent, size_t *wi
 int table_print(const struct table *t, unsigned int indent)
 {
 	cleanup_free size_t *widths = calloc(t->nr_columns, sizeof(*widths));
+	size_t nr = columns_beside(t), terminal = term_columns();
 	bool color = term_has_color();
 
 	if (t->error < 0 || !widths)
@@ -440,8 +447,8 @@ int table_print(const struct table *t, unsigned int indent)
 	column_widths(t, indent, widths);
 	if (t->columns[0].title) {
 		spaces(indent);
-		for (size_t i = 0; i < t->nr_columns; i++) {
-			bool last = i + 1 == t->nr_columns;
+		for (size_t i = 0; i < nr; i++) {
+			bool last = i + 1 == nr;
 			size_t pad = widths[i] - strlen(t->columns[i].title);
 
 			spaces(t->columns[i].kind == COLUMN_RIGHT ? pad : 0);
@@ -454,10 +461,10 @@ int table_print(const struct table *t, unsigned int indent)
 		size_t at = indent;
 
 		spaces(indent);
-		for (size_t i = 0; i < t->nr_columns; i++) {
+		for (size_t i = 0; i < nr; i++) {
 			const struct table_text *cell = &t->cells[first + i];
 			const char *text = t->text + cell->offset;
-			bool last = i + 1 == t->nr_columns;
+			bool last = i + 1 == nr;
 			size_t pad = widths[i] > cell->width ? widths[i] - cell->width : 0;
 
 			if (t->columns[i].kind == COLUMN_RIGHT)
@@ -467,7 +474,7 @@ int table_print(const struct table *t, unsigned int indent)
 			if (cell->width > widths[i] && t->columns[i].kind == COLUMN_WRAP)
 				print_wrapped(text, widths[i], at);
 			else if (cell->width > widths[i])
-				print_cut(text, cell, widths[i]);
+				print_cut(text, cell, widths[i], t->columns[i].kind == COLUMN_CUT_FRONT);
 			else
 				(void)fwrite(text, 1, cell->len, stdout);
 			if (color && cell->color)
@@ -477,6 +484,14 @@ int table_print(const struct table *t, unsigned int indent)
 			at += widths[i] + TABLE_GAP;
 		}
 		(void)fputc('\n', stdout);
+		if (nr < t->nr_columns && t->cells[first + nr].len > 0) {
+			size_t below = indent + 2 * TABLE_GAP;
+
+			spaces(below);
+			print_wrapped(t->text + t->cells[first + nr].offset,
+				      terminal > below + TABLE_WRAP_LEAST ? terminal - below : SIZE_MAX, below);
+			(void)fputc('\n', stdout);
+		}
 	}
 	return 0;
 }

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What `make install` gives: header, libraries, pkg-config file, tool, pages; and that `make uninstall` takes all of
-# it away again. Installs below a temporary DESTDIR only.
+# What `make install` gives: header, libraries, pkg-config file, tool, pages, what systemd and udev read; and that
+# `make uninstall` takes all of it away again. Installs below a temporary DESTDIR only.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 . tests/sum.sh
@@ -35,9 +35,60 @@ check 'links of the shared library' same "libweightd.so.$version" "$(basename "$
 check 'no link leads nowhere' same '' "$(find "$dest" -xtype l)"
 check 'everybody may read what is installed' same '' "$(find "$dest$prefix" ! -type l ! -perm -a=r)"
 check 'nothing names DESTDIR' same '' "$(grep -rlF "$dir" "$dest")"
-for page in weightd.1 weightd.3 weightd-stages.7 weightd-plan.5 wd_model_open.3 weightd-doctor.1; do
+for page in weightd.1 weightd.3 weightd-stages.7 weightd-plan.5 weightd.conf.5 wd_model_open.3 weightd-doctor.1 weightd-serve.1; do
 	check "page $page" test -s "$dest$prefix/share/man/man${page##*.}/$page"
 done
+check 'nothing goes beside DESTDIR' same '' "$(mk -n install | grep -E "(^|[ >'])/(etc|opt)/")"
+want="
+bin/weightd
+include/weightd.h
+lib/libweightd.a
+lib/libweightd.so
+lib/$soname
+lib/libweightd.so.$version
+lib/pkgconfig/weightd.pc
+lib/systemd/system/weightd.service
+lib/systemd/system/weightd.socket
+lib/systemd/user/weightd.service
+lib/systemd/user/weightd.socket
+lib/sysusers.d/weightd.conf
+lib/tmpfiles.d/weightd.conf
+lib/udev/rules.d/60-weightd.rules
+share/bash-completion/completions/weightd"
+check 'what is installed, pages left out' same "${want//$'\n'/$'\n'.$prefix/}
+./etc/weightd/weightd.conf" "
+$(cd "$dest" && find . ! -type d ! -path '*/man/*')"
+
+# ---- systemd
+units=$dest$prefix/lib/systemd
+check 'no placeholder is left' same '' "$(grep -rnE '@[A-Z]+@' "$units" "$dest$prefix/lib/sysusers.d" "$dest$prefix/lib/tmpfiles.d" "$dest/etc")"
+for kind in system user; do
+	check "the $kind service starts what is installed" grep -q "^ExecStart=$prefix/bin/weightd serve" "$units/$kind/weightd.service"
+	# The keeper must outlive the main process.
+	check "the $kind service spares the keeper" grep -qx KillMode=process "$units/$kind/weightd.service"
+	if ! command -v systemd-analyze >/dev/null; then
+		skip "the $kind units, by systemd-analyze verify" 'systemd-analyze is not installed'
+		continue
+	fi
+	mkdir -p "$dir/verify/$kind"
+	for unit in weightd.service weightd.socket; do
+		# It wants the program to be there.
+		sed "s|=$prefix|=$dest$prefix|" "$units/$kind/$unit" >"$dir/verify/$kind/$unit"
+	done
+	# A key that it does not know is a warning, and no failure. What it says about other units is not our business.
+	said=$(cd "$dir/verify/$kind" && XDG_RUNTIME_DIR=$dir systemd-analyze verify --man=no "--$kind" ./weightd.service ./weightd.socket 2>&1)
+	check "the $kind units, by systemd-analyze verify: $said" test "$? $(grep -c weightd <<<"$said")" = '0 0'
+done
+
+# ---- configuration: what somebody wrote stays
+conf=$dest/etc/weightd/weightd.conf
+echo '# mine' >>"$conf"
+check 'make install again' mk install
+check 'it spares a weightd.conf that is there' same '# mine' "$(tail -n 1 "$conf")"
+check 'make uninstall with a changed weightd.conf' mk uninstall
+check 'a changed weightd.conf stays, and nothing else' same "$conf" "$(find "$dest" ! -type d)"
+rm -f "$conf"
+check 'make install after that' mk install
 
 cat >"$dir/use.c" <<'END'
 #include <weightd.h>
