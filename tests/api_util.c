@@ -11,6 +11,8 @@
 #include <sys/syscall.h>
 #include <time.h>
 
+#include "tests/serve_util.h"
+
 char *test_dir;
 
 /* ------------------------------------------------------------------ ways */
@@ -54,13 +56,43 @@ static const char *why_not(uint32_t way)
 	return text[way][0] ? text[way] : NULL;
 }
 
+static struct daemon daemon_of_case;
+
+static void daemon_up(void)
+{
+	cleanup_free char *above = NULL;
+
+	daemon_start(&daemon_of_case, "--budget 4G", NULL);
+	above = data_text("%s/..", daemon_of_case.folder);
+	ck_assert_int_eq(chmod(above, 0711), 0); /* some tests run as another user */
+}
+
+static void daemon_down(void)
+{
+	daemon_stop(&daemon_of_case);
+}
+
 void add_ways_named(TCase *tc, const char *name, const TTest *test, unsigned int set)
 {
-	for (uint32_t way = WD_WAY_EMBEDDED; way <= WD_WAY_MMAP; way++) {
+	for (uint32_t way = WD_WAY_DAEMON; way <= WD_WAY_MMAP; way++) {
 		char what[128];
 
 		if (!(set & 1u << way))
 			continue;
+		if (way == WD_WAY_DAEMON) {
+			static const TCase *has_one;
+
+			if (why_not(WD_WAY_EMBEDDED)) {
+				(void)snprintf(what, sizeof(what), "%s (daemon)", name);
+				skip(what, "%s", why_not(WD_WAY_EMBEDDED));
+				continue;
+			}
+			if (has_one != tc)
+				tcase_add_unchecked_fixture(tc, daemon_up, daemon_down);
+			has_one = tc;
+			tcase_add_loop_test(tc, test, (int)way, (int)way + 1);
+			continue;
+		}
 		if (!why_not(way)) {
 			tcase_add_loop_test(tc, test, (int)way, (int)way + 1);
 			continue;

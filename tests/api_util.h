@@ -28,9 +28,12 @@
 
 #define EMBEDDED_WAY (1u << WD_WAY_EMBEDDED)
 #define PAGED_WAYS (EMBEDDED_WAY | 1u << WD_WAY_USER)
-#define ALL_WAYS (PAGED_WAYS | 1u << WD_WAY_MMAP)
+#define LOCAL_WAYS (PAGED_WAYS | 1u << WD_WAY_MMAP) /* memory, budget and reads (their hooks) are this process's */
+#define DAEMON_WAY (1u << WD_WAY_DAEMON)
+#define ALL_WAYS (LOCAL_WAYS | DAEMON_WAY)
 
-/* Adds `test` for each way of the set; one that this machine lacks is skipped, with a line that says why. */
+/* Adds `test` for each way of the set; one that this machine lacks is skipped, with a line that says why. For WD_WAY_DAEMON the
+ * test case has a daemon (WEIGHTD_SOCKET). */
 #define add_ways(tc, test, set) add_ways_named(tc, #test, test, set)
 void add_ways_named(TCase *tc, const char *name, const TTest *test, unsigned int set);
 /* A test case whose tests have an empty folder each, test_dir, and no hooks set. */

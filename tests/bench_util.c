@@ -10,7 +10,9 @@
 #include <sys/statvfs.h>
 #include <time.h>
 
+#include "lib/model.h"
 #include "tests/data.h"
+#include "ufd/internal.h"
 
 #define ROWS_MAX 16
 
@@ -186,6 +188,11 @@ void bench_cannot(const char *fmt, ...)
 	exit(1);
 }
 
+void bench_failed(const char *text)
+{
+	bench_cannot("%s", text);
+}
+
 size_t bench_repeats(size_t usual)
 {
 	const char *text = getenv("BENCH_REPEATS");
@@ -312,4 +319,43 @@ struct wd *bench_connect(void)
 		bench_cannot("%s", wd_error());
 	bench_realtime(false);
 	return wd;
+}
+
+/* ------------------------------------------------------------------ inside of the pager */
+
+static bool is_quiet(const struct view *v)
+{
+	if (v->busy || v->pager->nr_drops)
+		return false;
+	for (size_t i = 0; i < v->nr_ext; i++)
+		if (v->ext[i].state != EXT_READY || !list_empty(&v->ext[i].queue) || v->ext[i].inflight)
+			return false;
+	return true;
+}
+
+void bench_renew(struct wd_model *m)
+{
+	struct view *v = model_file_at(m, 0)->view;
+	struct pager *p = v->pager;
+	double until = bench_seconds() + 10;
+	sigset_t saved;
+
+	pager_lock(p, &saved);
+	while (!is_quiet(v)) {
+		pager_unlock(p, &saved);
+		if (bench_seconds() > until)
+			bench_cannot("the pager does not come to rest");
+		(void)sched_yield();
+		pager_lock(p, &saved);
+	}
+	for (size_t i = 0; i < v->nr_ext; i++) {
+		v->ext[i].flags &= ~(X_CONT | X_TOUCHED);
+		ext_open_flags(&v->ext[i], false);
+		ext_settle(&v->ext[i]);
+	}
+	memset(&v->streams, 0, sizeof(v->streams));
+	if (uffd_register(p->mms[0].uffd, v->base, v->bytes, false) < 0 ||
+	    madvise(v->base, v->bytes, MADV_DONTNEED) < 0)
+		bench_cannot("the view cannot be armed: %s", strerror(errno));
+	pager_unlock(p, &saved);
 }

@@ -38,6 +38,8 @@ int bench_end(void);
 /* "name: cannot be measured: why", and exits with 1. */
 void bench_cannot(const char *fmt, ...) __attribute__((format(printf, 1, 2), noreturn));
 
+void bench_failed(const char *text) __attribute__((noreturn)); /* the same, for serve_failed */
+
 /* How often to measure: `usual`, or $BENCH_REPEATS. */
 size_t bench_repeats(size_t usual);
 
@@ -60,6 +62,10 @@ void bench_realtime(bool on);
 double bench_seconds(void);
 /* Reads one byte a 4 KiB page. */
 uint64_t bench_touch(const void *p, uint64_t nbytes);
+
+/* The view of a model's first file as a process gets it that has touched nothing: armed as a whole, page tables empty,
+ * read-ahead knowing nothing. That is the worker's work; here it is asleep, and stays so under the lock. */
+void bench_renew(struct wd_model *m);
 
 /* A pager in this process with kernel-mode faults, the way that the bars are about. */
 struct wd *bench_connect(void);

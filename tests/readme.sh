@@ -1,16 +1,16 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# What the README and the pages say is so: its C program compiles and gives the right sums, and help, man page and
-# completion know the same commands and options.
+# What the README and the pages say is so: its C program compiles and gives the right sums, also twice at once with a
+# daemon; help, man page and completion know the same commands and options.
 set -u
 cd "$(dirname "$0")/.." || exit 2
 . tests/sum.sh
 : "${OUT:=$PWD/.out}" "${CC:=cc}" "${SANITIZE:=}"
 
 dir=$(mktemp -d "${TMPDIR:-/var/tmp}/weightd-readme.XXXXXX") || exit 2
-trap 'rm -rf "$dir"' EXIT
 weightd=$OUT/weightd
+trap '[ ! -e "$dir/weightd.sock" ] || "$weightd" shutdown --socket="$dir/weightd.sock"; rm -rf "$dir"' EXIT
 page=cli/man/weightd.1
 
 # ---- the program. Its checkpoint holds 3,000 times 0.5 and 2,000 times 1.0 (little-endian floats).
@@ -33,6 +33,15 @@ for mode in auto mmap; do
 	check "the C program ends well (WEIGHTD_MODE=$mode): $(tail -n 1 "$dir/said")" test $? = 0
 	check "its sums are right (WEIGHTD_MODE=$mode)" diff <(echo "$want") <(grep ' sum ' "$dir/said")
 done
+
+# ---- one copy for the node: the commands of the README. It must be the daemon that the programs use.
+sed -n '/^```sh$/,/^```$/p' README.md | sed '/^```/d' >"$dir/node.sh"
+cp "$dir/a.safetensors" "$dir/model.safetensors"
+(cd "$dir" && PATH=$OUT:$PATH LD_LIBRARY_PATH=$OUT WEIGHTD_MODE=daemon timeout 60 bash -e node.sh) >"$dir/said" 2>&1
+check "the commands of the README end well: $(tail -n 1 "$dir/said")" test $? = 0
+check 'both programs print the right sums' diff <(sort <<<"$want") <(grep ' sum ' "$dir/said" | sort)
+check 'weightd ls names the file once' test "$(grep -c '^[^ ]*model\.safetensors ' "$dir/said")" = 1
+check 'weightd shutdown ends the daemon' test ! -e "$dir/weightd.sock"
 
 # ---- commands and options
 words() { grep -oE -- '(^|[^-[:alnum:]])--[a-z][a-z-]*' | grep -oE -- '--[a-z-]+' | sort -u; }
@@ -65,7 +74,7 @@ for command in $commands; do
 done
 all=$(for command in $commands; do "$weightd" "$command" --help; done | words)
 check 'the README names only options that exist' same '' \
-	"$(grep -F 'weightd' README.md | grep -v pkg-config | words | grep -vxF -- "$all")"
+	"$(grep -F 'weightd' README.md | grep -v -e pkg-config -e systemctl -e systemd- | words | grep -vxF -- "$all")"
 check 'the README names every command' same "$commands" \
 	"$(for command in $commands; do grep -q "weightd $command" README.md && echo "$command"; done)"
 

@@ -193,7 +193,8 @@ static void has_not(const char *text, const char *part)
 
 /* ---- the command line */
 
-static const char *const commands_all[] = { "inspect", "doctor", "demo", "version", "help" };
+static const char *const commands_all[] = { "inspect", "doctor", "demo",  "serve",    "ls",      "stat", "prefetch",
+					    "drop",    "pin",    "unpin", "shutdown", "version", "help" };
 
 START_TEST(test_help_goes_to_stdout)
 {
@@ -276,7 +277,7 @@ START_TEST(test_version_is_the_librarys)
 	ck_assert_str_eq(str(json_object_get(root, "libraries"), "jansson"), jansson_version_str());
 	ck_assert_str_ne(str(json_object_get(root, "libraries"), "liburing"), "");
 	ck_assert_int_gt(json_array_size(json_object_get(root, "formats")), 0);
-	ck_assert_int_eq(json_array_size(json_object_get(root, "ways")), 3);
+	ck_assert_int_eq(json_array_size(json_object_get(root, "ways")), 4);
 }
 END_TEST
 
@@ -659,7 +660,8 @@ static const char *const checks_all[] = {
 	"kernel",           "pages",    "dev-userfaultfd", "userfaultfd",   "userfaultfd-user",
 	"pagemap-scan",     "tmpfs",    "tmpfs-noswap",    "tmpfs-huge",    "memfd-huge",
 	"transparent-huge", "io-uring", "direct-io",       "max-map-count", "open-files",
-	"memory",           "swap",     "overcommit",
+	"memory",           "swap",     "overcommit",      "numa",          "serve",
+	"daemon",
 };
 
 /* What must hold whatever the machine gives. Return: the way. */
@@ -739,7 +741,7 @@ START_TEST(test_doctor_agrees_with_the_library)
 	has_not(r.out, "\033");
 	for (size_t i = 0; i < ARRAY_SIZE(checks_all); i++)
 		has(r.out, checks_all[i]);
-	has(r.out, "daemon    not in this version");
+	has(r.out, "daemon    no daemon answers at ");
 	/* one line a check and a way where the output is no terminal */
 	ck_assert_int_eq(lines(strstr(r.out, "Ways to run")) -
 				 (strstr(r.out, "What stands in") ? lines(strstr(r.out, "What stands in")) + 1 : 0),
@@ -847,6 +849,7 @@ static void fake(const char *path, const char *text)
 
 START_TEST(test_machine_reads)
 {
+	static const char *const no_lists[] = { "", "x", "3-1", "0-", "0;1", "0,x" };
 	struct machine m;
 
 	machine_read(folder, &m); /* nothing is there */
@@ -854,6 +857,7 @@ START_TEST(test_machine_reads)
 	ck_assert_uint_eq(m.huge_page_bytes, 0);
 	ck_assert_str_eq(m.shmem_enabled, "");
 	ck_assert_int_eq(m.overcommit, -1);
+	ck_assert_uint_eq(m.numa_nodes, 0);
 	ck_assert(!m.seccomp && !m.cap_ptrace && !machine_may_userfaultfd(&m));
 
 	fake("proc/meminfo", "MemTotal:  100 kB\nSwapTotal:      2048 kB\nSwapFree: 0 kB\n");
@@ -861,6 +865,7 @@ START_TEST(test_machine_reads)
 	fake("proc/sys/vm/overcommit_memory", "2\n");
 	fake("proc/sys/vm/unprivileged_userfaultfd", "0\n");
 	fake("proc/sys/kernel/io_uring_disabled", "1\n");
+	fake("sys/devices/system/node/online", "0-3,8,10-11\n");
 	fake("sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "2097152\n");
 	fake("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always within_size advise never [deny] force\n");
 	fake("sys/kernel/mm/transparent_hugepage/enabled", "always madvise never\n");
@@ -872,7 +877,13 @@ START_TEST(test_machine_reads)
 	ck_assert_int_eq(m.overcommit, 2);
 	ck_assert_int_eq(m.io_uring_disabled, 1);
 	ck_assert_int_eq(m.unprivileged_userfaultfd, 0);
+	ck_assert_uint_eq(m.numa_nodes, 7);
 	ck_assert(m.seccomp && m.cap_ptrace && machine_may_userfaultfd(&m));
+	for (size_t i = 0; i < ARRAY_SIZE(no_lists); i++) {
+		fake("sys/devices/system/node/online", no_lists[i]);
+		machine_read(folder, &m);
+		ck_assert_uint_eq(m.numa_nodes, 0);
+	}
 }
 END_TEST
 
@@ -1090,6 +1101,9 @@ int main(void)
 	TCase *inside = tcase_create("inside");
 	SRunner *runner;
 	int failed;
+
+	/* A daemon of this machine's must not answer in these tests. */
+	(void)setenv("WEIGHTD_SOCKET", "/nowhere/weightd.sock", 1);
 
 	tcase_set_timeout(line, 20);
 	tcase_add_loop_test(line, test_help_goes_to_stdout, 0, ARRAY_SIZE(commands_all));

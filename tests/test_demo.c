@@ -17,7 +17,9 @@
 #include <sys/inotify.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/vfs.h>
 #include <sys/wait.h>
 
@@ -398,6 +400,58 @@ START_TEST(test_demo_own_checkpoints)
 	free(c);
 	free(one);
 	free(two);
+	free(folder);
+}
+END_TEST
+
+/* A daemon that would be found, and one that would be started. */
+static void offer_daemon(const void *socket_path)
+{
+	if (unsetenv("WEIGHTD_MODE") < 0 || setenv("WEIGHTD_SOCKET", socket_path, 1) < 0 ||
+	    setenv("WEIGHTD_AUTOSTART", "1", 1) < 0)
+		_exit(97);
+}
+
+/* Its figures are one process's: what a daemon reads and holds is not in them. */
+START_TEST(test_demo_uses_no_daemon)
+{
+	char *folder = data_tmpdir(), *path = data_text("%s/socket", folder);
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	struct output o;
+
+	(void)snprintf(at.sun_path, sizeof(at.sun_path), "%s", path);
+	ck_assert_int_eq(bind(fd, (const struct sockaddr *)&at, sizeof(at)), 0);
+	ck_assert_int_eq(listen(fd, 8), 0);
+	o = RUN(folder, offer_daemon, path, "--size=4M", "--modes=staged", "--cache", folder);
+	expect_exit(&o, 0);
+	ck_assert_str_eq(o.err, "");
+	ck_assert_ptr_null(strstr(o.out, "daemon"));
+	ck_assert_int_eq(accept(fd, NULL, NULL), -1);
+	ck_assert_int_eq(errno, EAGAIN);
+	output_done(&o);
+	(void)close(fd);
+	free(path);
+	free(folder);
+}
+END_TEST
+
+static void want_daemon(const void *unused)
+{
+	(void)unused;
+	if (setenv("WEIGHTD_MODE", "daemon", 1) < 0)
+		_exit(97);
+}
+
+START_TEST(test_demo_says_that_it_uses_no_daemon)
+{
+	char *folder = data_tmpdir();
+	struct output o = RUN(folder, want_daemon, NULL, "--size=4M", "--modes=staged", "--cache", folder);
+
+	expect_exit(&o, 1);
+	expect_one_line(o.err);
+	ck_assert_ptr_nonnull(strstr(o.err, "WEIGHTD_MODE=daemon"));
+	output_done(&o);
 	free(folder);
 }
 END_TEST
@@ -874,6 +928,8 @@ int main(void)
 	tcase_add_test(t, test_demo_compares_three_modes);
 	tcase_add_test(t, test_demo_prints_a_table);
 	tcase_add_test(t, test_demo_own_checkpoints);
+	tcase_add_test(t, test_demo_uses_no_daemon);
+	tcase_add_test(t, test_demo_says_that_it_uses_no_daemon);
 	tcase_add_test(t, test_demo_damaged_checkpoint_is_one_line);
 	tcase_add_loop_test(t, test_demo_usage, 0, 7);
 	tcase_add_test(t, test_demo_failed_write_leaves_nothing);

@@ -1505,10 +1505,17 @@ bool client_forked(struct pager *p)
 	(void)pthread_mutex_init(&c->ask, NULL);
 	(void)pthread_mutex_init(&c->views_lock, NULL);
 	(void)pthread_mutex_init(&c->clear, NULL);
-	if (!dead && p->pagemap_fd >= 0 && claim_again(c) == 0) {
-		c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		if (c->wake_fd >= 0 && service_start(c) == 0)
+	if (!dead) {
+		int r = p->pagemap_fd < 0 ? -EACCES : claim_again(c);
+
+		if (r == 0) {
+			c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+			r = c->wake_fd < 0 ? -errno : service_start(c);
+		}
+		if (r == 0)
 			return true;
+		log_info("forked child %d has its weights without the daemon at %s: %s", getpid(), c->path,
+			 why(c, r));
 	}
 	atomic_store(&c->dead, true);
 	close_ours(c);

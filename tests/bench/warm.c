@@ -3,65 +3,23 @@
  * A full touch of weights that are in memory, by a view that has not seen them yet, against mmap of the same file
  * from the page cache. Bar: not slower, on huge pages.
  *
- * A process has one view of a file, so the new one is made of it: armed as a whole, page tables empty, read-ahead
- * knowing nothing; what another process would get. That is the worker's work; here it is asleep, and stays so under
- * the lock.
+ * A process has one view of a file, so the new one is made of it (bench_renew()); what another process would get.
  */
 #include <fcntl.h>
 #include <inttypes.h>
-#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 
-#include "lib/model.h"
 #include "tests/bench_util.h"
 #include "tests/data.h"
-#include "ufd/internal.h"
 
 #define SIZE GiB
 #define SEED 1
 #define TENSOR (16 * MiB)
 
-static bool is_quiet(const struct view *v)
-{
-	if (v->busy || v->pager->nr_drops)
-		return false;
-	for (size_t i = 0; i < v->nr_ext; i++)
-		if (v->ext[i].state != EXT_READY || !list_empty(&v->ext[i].queue) || v->ext[i].inflight)
-			return false;
-	return true;
-}
-
-static void view_renew(struct view *v)
-{
-	struct pager *p = v->pager;
-	double until = bench_seconds() + 10;
-	sigset_t saved;
-
-	pager_lock(p, &saved);
-	while (!is_quiet(v)) {
-		pager_unlock(p, &saved);
-		if (bench_seconds() > until)
-			bench_cannot("the pager does not come to rest");
-		(void)sched_yield();
-		pager_lock(p, &saved);
-	}
-	for (size_t i = 0; i < v->nr_ext; i++) {
-		v->ext[i].flags &= ~(X_CONT | X_TOUCHED);
-		ext_open_flags(&v->ext[i], false);
-		ext_settle(&v->ext[i]);
-	}
-	memset(&v->streams, 0, sizeof(v->streams));
-	if (uffd_register(p->mms[0].uffd, v->base, v->bytes, false) < 0 ||
-	    madvise(v->base, v->bytes, MADV_DONTNEED) < 0)
-		bench_cannot("the view cannot be armed: %s", strerror(errno));
-	pager_unlock(p, &saved);
-}
-
 struct side {
 	struct wd_model *model;
 	const unsigned char *data;
-	struct view *view;
 	struct samples ratio, ms, faults;
 };
 
@@ -79,7 +37,6 @@ static void side_open(struct side *s, struct wd *wd, const char *path, bool raw)
 	wd_job_free(job);
 	first = wd_model_tensor_at(s->model, 0);
 	s->data = first->data;
-	s->view = model_file_at(s->model, 0)->view;
 	if (data_check(s->data, SIZE, SEED, first->file_offset) >= 0)
 		bench_cannot("%s: wrong bytes", path);
 	if (st.resident_bytes < SIZE || st.huge_bytes < SIZE)
@@ -93,7 +50,7 @@ static double touch_view(struct side *s)
 	struct wd_stats before = { .size = sizeof(before) }, after = { .size = sizeof(after) };
 	double t;
 
-	view_renew(s->view);
+	bench_renew(s->model);
 	(void)wd_model_stats(s->model, &before);
 	bench_realtime(true);
 	t = bench_seconds();
