@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `weightd serve`: the daemon's life, from the command line to the last signal. Who it serves is in serve_session.c, what
- * with in ufd/serve.h.
+ * `weightd serve`: the daemon's life, from the command line to the last signal. Who it serves is in serve_session.c,
+ * what with in ufd/serve.h.
  *
  * Order of the start: command line and file; a keeper that is left (its daemon died, or lets go for --takeover) is
  * adopted, else the socket is made and a keeper forked off, before there is any thread; then the pager; then READY.
  *
- * Three ends: told to stop (signal, idle, `weightd shutdown`): serving stops, the keeper is dismissed, clients see their
- * sockets close and map their files. Taken over: serving stops, and everything stays with the keeper. Killed: likewise,
- * without a word.
+ * Three ends: told to stop (signal, idle, `weightd shutdown`): serving stops, the keeper is dismissed, clients see
+ * their sockets close and map their files. Taken over: serving stops, and everything stays with the keeper. Killed:
+ * likewise, without a word.
  *
  * Threads: the main thread runs the epoll here and blocks all signals for itself and for all others (signalfd).
  */
@@ -135,10 +135,11 @@ static int keep_listeners(void *arg, uint64_t key, const void *blob, size_t nbyt
 {
 	struct daemon *d = arg;
 
+	(void)key;
 	(void)blob;
 	(void)nbytes;
 	for (unsigned int i = 0; i < nr_fds; i++) {
-		if (KEEP_KIND(key) == KEEP_LISTEN && d->nr_listeners < LISTEN_MAX)
+		if (d->nr_listeners < LISTEN_MAX)
 			d->listeners[d->nr_listeners++] = fds[i];
 		else
 			(void)close(fds[i]);
@@ -188,7 +189,7 @@ static int find_listeners(struct daemon *d, struct wd_err *err)
 	if (d->activated)
 		return 0;
 	if (d->adopted) {
-		r = keeper_list(d->keeper, keep_listeners, d);
+		r = keeper_list_of(d->keeper, KEEP_LISTEN, keep_listeners, d);
 		if (r < 0)
 			return err_set(err, r, "the keeper does not say what it has: %s", strerror(-r));
 		/* Its file may have been removed, or be another one's. */
@@ -369,8 +370,8 @@ static void preload_environment(const struct daemon *d)
 }
 
 /*
- * The checkpoints of --preload are read by a client like any other, `weightd prefetch`: the daemon itself parses no file
- * (I6).
+ * The checkpoints of --preload are read by a client like any other, `weightd prefetch`: the daemon itself parses no
+ * file (I6).
  */
 static void start_preload(struct daemon *d)
 {
@@ -518,6 +519,7 @@ static void reload(struct daemon *d)
 	cleanup_free char *fixed = NULL;
 	struct serve_settings s;
 	struct wd_err err;
+	int r;
 
 	service_notify("RELOADING=1\nMONOTONIC_USEC=%ju", (uintmax_t)(clock_ns() / 1000));
 	if (serve_settings_load(&d->arguments, &s, &err) < 0) {
@@ -532,7 +534,13 @@ static void reload(struct daemon *d)
 	fixed = s.socket ? serve_settings_fixed(&d->settings, &s) : NULL;
 	if (fixed && fixed[0])
 		log_error("changed, but only a new daemon will know (weightd serve --takeover): %s", fixed);
-	(void)pager_set_budget(d->server.pager, s.budget_bytes);
+	r = pager_set_budget(d->server.pager, s.budget_bytes);
+	if (r < 0) {
+		log_error("the budget stays as it is: the arenas' file system cannot be made larger (%s); only a new "
+			  "daemon can (weightd serve --takeover)",
+			  strerror(-r));
+		s.budget_bytes = d->settings.budget_bytes;
+	}
 	atomic_store(&d->server.max_clients, s.max_clients);
 	atomic_store(&d->server.max_clients_per_user, s.max_clients_per_user);
 	d->settings.budget_bytes = s.budget_bytes;

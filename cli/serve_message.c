@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the messages of a control socket do: each is checked (wire_check() has seen to its shape), handed to the engine, and
- * answered. Knows the protocol and the engine; knows nothing of how connections come and go.
+ * What the messages of a control socket do: each is checked (wire_check() has seen to its shape), handed to the engine,
+ * and answered. Knows the protocol and the engine; knows nothing of how connections come and go.
  *
  * Threads: the one of the session. What it waits for, it waits for alone: a file's server, a client's mmap_lock.
  *
@@ -227,7 +227,8 @@ static int check_views(const struct session *c, struct wd_err *err)
 	if (of_user >= s->max_views_of_user)
 		return err_set(
 			err, -EUSERS,
-			"this user (uid %u) has attached %zu views, the limit that the daemon's descriptors set; raise its limit on open files (LimitNOFILE, ulimit -Hn)",
+			"this user (uid %u) has attached %zu views, the limit that the daemon's descriptors set; raise "
+			"its limit on open files (LimitNOFILE, ulimit -Hn)",
 			c->uid, of_user);
 	return 0;
 }
@@ -564,5 +565,6 @@ void message_let_go(struct session *c)
 		(void)pager_job_free(c->jobs[i].job);
 	for (size_t i = 0; i < c->nr_views; i++)
 		serve_detach(c->views[i].view);
-	c->nr_jobs = c->nr_views = 0;
+	c->nr_jobs = 0;
+	c->nr_views = 0;
 }

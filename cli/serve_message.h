@@ -44,8 +44,8 @@ struct session {
 
 /* The rest is for the session's thread. */
 
-/* Does what c->message asks for, with the descriptors that came (those it takes are -1 afterwards), and answers. Return:
- * false: the connection has to end. */
+/* Does what c->message asks for, with the descriptors that came (those it takes are -1 afterwards), and answers.
+ * Return: false: the connection has to end. */
 bool message_answer(struct session *c, int fds[]);
 /* A message came, but its descriptors could not be taken. Return: as above. */
 bool message_no_descriptor(const struct session *c);

@@ -6,8 +6,8 @@
  *     "pinned_bytes", "read_bytes", "dropped_bytes", "changed", "idle_seconds": null while mapped,
  *     "clients": [{"pid", "uid", "name", "child", "stage", "held_bytes", "mapped_bytes"}]}]}
  *
- *   {"version", "pid", "socket", "uptime_seconds", "arena", "numa", "sessions", every field of pager_stats and serve_counts,
- *     "huge_percent", "wait_us": [{"from", "to": null for the last, "count"}]}
+ *   {"version", "pid", "socket", "uptime_seconds", "arena", "numa", "sessions", every field of pager_stats and
+ *     serve_counts, "huge_percent", "wait_us": [{"from", "to": null for the last, "count"}]}
  *
  * "device" is "MAJOR:MINOR".
  */

@@ -5,8 +5,8 @@
  *   accepted -> pending (a descriptor in the main epoll, nothing else) -> HELLO -> a session, with a thread
  *     -> the client hangs up, or sends what is no message -> closed; its memory stays the engine's until it is gone
  *
- * A session is referenced by its thread, and by whoever handles its notify socket at the moment; who lets go last closes it.
- * What a client has attached and its jobs belong to its thread alone.
+ * A session is referenced by its thread, and by whoever handles its notify socket at the moment; who lets go last
+ * closes it. What a client has attached and its jobs belong to its thread alone.
  */
 #include "cli/serve_session.h"
 
@@ -92,7 +92,7 @@ static void session_unref(struct session *c)
 	unlock(s);
 	if (!last)
 		return;
-	/* A client's closed socket is not its death (exec, closefrom): the engine serves its memory until that is gone. */
+	/* A client's closed socket is not its death (exec, closefrom): the engine serves its memory on. */
 	if (c->remote)
 		remote_hup(c->remote);
 	/* The keeper may hold the same sockets: closing does not hang up. */
@@ -241,8 +241,8 @@ void session_accept(struct server *s, int listen_fd)
 			const struct timespec pause = { .tv_nsec = 1000000 };
 
 			if (clock_ns() - told_ns > 1000000000)
-				log_error(
-					"no descriptor is left for another client; raise the limit (LimitNOFILE, ulimit -n)");
+				log_error("no descriptor is left for another client; raise the limit (LimitNOFILE, "
+					  "ulimit -n)");
 			told_ns = clock_ns();
 			(void)nanosleep(&pause, NULL); /* the connection stays in the queue: do not spin on it */
 		}
@@ -339,7 +339,8 @@ static void hello(struct server *s, struct pending *p, const struct wire_hello *
 
 	if (m->version != WIRE_VERSION) {
 		refuse(s, p, m->h.seq, -EPROTONOSUPPORT,
-		       "the daemon (pid %d, weightd %s) speaks version %u of the protocol, the client version %u; let both be of one version",
+		       "the daemon (pid %d, weightd %s) speaks version %u of the protocol, the client version %u; let "
+		       "both be of one version",
 		       getpid(), WD_VERSION, WIRE_VERSION, m->version);
 		return;
 	}
@@ -350,7 +351,8 @@ static void hello(struct server *s, struct pending *p, const struct wire_hello *
 	}
 	if (sessions_of(s, p->uid) >= most_of_user) {
 		refuse(s, p, m->h.seq, -EUSERS,
-		       "this user (uid %u) has %u clients, the limit; raise it by --max-clients-per-user or max-clients-per-user =",
+		       "this user (uid %u) has %u clients, the limit; raise it by --max-clients-per-user or "
+		       "max-clients-per-user =",
 		       p->uid, most_of_user);
 		return;
 	}

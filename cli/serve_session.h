@@ -3,9 +3,9 @@
  * Clients' connections in the daemon: from accept to the last message. Knows the protocol (ufd/wire.h) and the engine
  * (ufd/serve.h); knows neither how the daemon is configured nor how it starts and ends.
  *
- * Threads: the main thread calls what is here, except where noted. It never waits for a client: it accepts, reads HELLO,
- * and answers the notify sockets. Everything that may wait for a client's memory or file is done by the thread that a
- * connection gets after its HELLO, and nobody else waits for that one.
+ * Threads: the main thread calls what is here, except where noted. It never waits for a client: it accepts, reads
+ * HELLO, and answers the notify sockets. Everything that may wait for a client's memory or file is done by the thread
+ * that a connection gets after its HELLO, and nobody else waits for that one.
  */
 #ifndef WD_CLI_SERVE_SESSION_H
 #define WD_CLI_SERVE_SESSION_H

@@ -46,10 +46,10 @@ int listen_passed(int fds[static LISTEN_MAX], struct wd_err *err)
 
 		if (flags < 0 || option_of(fd, SO_DOMAIN) != AF_UNIX || option_of(fd, SO_TYPE) != SOCK_SEQPACKET ||
 		    option_of(fd, SO_ACCEPTCONN) != 1)
-			return err_set(
-				err, -EINVAL,
-				"socket activation: descriptor %d is no listening SOCK_SEQPACKET Unix socket (ListenSequentialPacket=)",
-				fd);
+			return err_set(err, -EINVAL,
+				       "socket activation: descriptor %d is no listening SOCK_SEQPACKET Unix socket "
+				       "(ListenSequentialPacket=)",
+				       fd);
 		if (fcntl(fd, F_SETFD, FD_CLOEXEC) < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
 			return err_set(err, -errno, "socket activation: descriptor %d: %s", fd, strerror(errno));
 		fds[i] = fd;
@@ -87,8 +87,8 @@ int listen_lock(const char *path, struct wd_err *err)
 	char lock[256];
 	int r = lock_path(path, lock, sizeof(lock), err);
 
-	/* The file is there only while it is held: who waited for one that was removed tries again. Nobody else may open
-	 * it, so nobody else can hold us up. */
+	/* The file is there only while it is held: who waited for one that was removed tries again. Nobody else may
+	 * open it, so nobody else can hold us up. */
 	while (r == 0) {
 		struct stat ours, there;
 		int fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -150,14 +150,14 @@ int listen_folder(const char *path, struct wd_err *err)
 		return 0; /* somebody else's to make */
 	if (mkdir(folder, system ? 0755 : 0700) < 0 && errno != EEXIST)
 		return err_set(err, -errno, "%s: cannot make the folder: %s", folder, strerror(errno));
-	/* Everybody can make a folder of that name in /tmp: only one that is ours, and nobody else's to write, will do. */
+	/* Everybody can make a folder of that name in /tmp: only one that is ours alone will do. */
 	if (lstat(folder, &st) < 0)
 		return err_set(err, -errno, "%s: %s", folder, strerror(errno));
 	if (in_tmp && (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077)))
-		return err_set(
-			err, -EACCES,
-			"%s: is not a folder that only this user may use; remove it, or set XDG_RUNTIME_DIR or --socket",
-			folder);
+		return err_set(err, -EACCES,
+			       "%s: is not a folder that only this user may use; remove it, or set XDG_RUNTIME_DIR or "
+			       "--socket",
+			       folder);
 	return 0;
 }
 

@@ -127,7 +127,8 @@ static int way_from_environment(uint32_t *ret, struct wd_err *err)
 			*ret = way;
 			return 0;
 		}
-	return err_set(err, -EINVAL, "WEIGHTD_MODE=%s: no such way to run; use auto, daemon, embedded, user or mmap", mode);
+	return err_set(err, -EINVAL, "WEIGHTD_MODE=%s: no such way to run; use auto, daemon, embedded, user or mmap",
+		       mode);
 }
 
 uint32_t wd_way(const struct wd *wd)

@@ -4,10 +4,13 @@
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <linux/mount.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 #include "lib/base/log.h"
 #include "ufd/hooks.h"
@@ -19,7 +22,7 @@ static int fs_config(int fs, unsigned int cmd, const char *key, const char *valu
 	return (int)syscall(SYS_fsconfig, fs, cmd, key, value, 0);
 }
 
-/* 5.12; neither is in Debian 12's <sys/mount.h> together with <linux/mount.h>. */
+/* mount_setattr(2): 5.12. */
 static int clone_read_only(int mount_fd)
 {
 	struct mount_attr attr = { .attr_set = MOUNT_ATTR_RDONLY };
@@ -36,50 +39,163 @@ static int clone_read_only(int mount_fd)
 	return fd;
 }
 
-void arena_fs_init(struct arena_fs *fs, uint64_t limit_bytes, const char *mpol, bool shared, int *ret_error)
+/* 0, or why there is none. */
+static int make_mount(struct arena_fs *fs, uint64_t limit_bytes, const char *mpol)
 {
-	cleanup_close int ctx = -1;
+	cleanup_close int ctx = (int)syscall(SYS_fsopen, "tmpfs", FSOPEN_CLOEXEC);
 	char size[32];
 
-	*fs = (struct arena_fs){ .mount_fd = -1, .ro_fd = -1, .shared = shared };
-	*ret_error = -EPERM;
-	if (pager_hooks.no_tmpfs)
-		return;
-	ctx = (int)syscall(SYS_fsopen, "tmpfs", FSOPEN_CLOEXEC);
-	if (ctx < 0) {
-		*ret_error = -errno;
-		return;
-	}
+	if (ctx < 0)
+		return -errno;
 	(void)snprintf(size, sizeof(size), "%llu", (unsigned long long)limit_bytes);
 	/* within_size: fallocate gives huge pages wherever a whole one lies inside of i_size. (advise would give
 	 * small ones: fallocate has no VMA to be advised; always would spend a huge page on every tail.) */
 	if (fs_config(ctx, FSCONFIG_SET_STRING, "size", size) < 0 ||
 	    fs_config(ctx, FSCONFIG_SET_STRING, "mode", "0700") < 0 ||
-	    fs_config(ctx, FSCONFIG_SET_STRING, "nr_inodes", "0") < 0) {
-		*ret_error = -errno;
-		return;
-	}
+	    fs_config(ctx, FSCONFIG_SET_STRING, "nr_inodes", "0") < 0)
+		return -errno;
 	if (!pager_hooks.no_huge)
 		(void)fs_config(ctx, FSCONFIG_SET_STRING, "huge", "within_size"); /* kernels without THP refuse */
 	fs->noswap = fs_config(ctx, FSCONFIG_SET_FLAG, "noswap", NULL) == 0;
 	if (mpol && fs_config(ctx, FSCONFIG_SET_STRING, "mpol", mpol) < 0)
 		log_error("memory policy %s: refused by the kernel (%s); the default one is used", mpol,
 			  strerror(errno));
-	if (fs_config(ctx, FSCONFIG_CMD_CREATE, NULL, NULL) < 0) {
-		*ret_error = -errno;
+	if (fs_config(ctx, FSCONFIG_CMD_CREATE, NULL, NULL) == 0)
+		fs->mount_fd = (int)syscall(SYS_fsmount, ctx, FSMOUNT_CLOEXEC, 0);
+	if (fs->mount_fd < 0) {
 		fs->noswap = false;
-		return;
+		return -errno;
 	}
-	fs->mount_fd = (int)syscall(SYS_fsmount, ctx, FSMOUNT_CLOEXEC, 0);
-	*ret_error = fs->mount_fd < 0 ? -errno : 0;
-	if (fs->mount_fd < 0)
-		fs->noswap = false;
-	else if (shared)
-		fs->ro_fd = clone_read_only(fs->mount_fd);
-	if (shared && fs->mount_fd >= 0 && fs->ro_fd < 0) {
-		log_error("no read-only clone of the arenas' mount (%s): root in a client could write to them",
-			  strerror(-fs->ro_fd));
-		fs->ro_fd = -1;
+	return 0;
+}
+
+/* ------------------------------------------------------------------ a mount made in another name space */
+
+struct made {
+	bool noswap;
+	int error; /* 0, or why not */
+};
+
+static int write_text(const char *path, const char *text)
+{
+	cleanup_close int fd = open(path, O_WRONLY | O_CLOEXEC);
+
+	return fd < 0 || write(fd, text, strlen(text)) < 0 ? -errno : 0;
+}
+
+/* In the child: a mount is cloned in the mount name space that it is attached to (cloning a detached one came with 6.15). The
+ * name space goes with this process; the mounts stay with their descriptors. */
+static int make_there(struct arena_fs *fs, uint64_t limit_bytes, const char *mpol, bool user_ns, uid_t uid, gid_t gid)
+{
+	char map[64];
+	int r;
+
+	if (unshare(CLONE_NEWNS | (user_ns ? CLONE_NEWUSER : 0)) < 0)
+		return -errno;
+	if (user_ns) {
+		(void)snprintf(map, sizeof(map), "0 %u 1", (unsigned int)uid);
+		r = write_text("/proc/self/uid_map", map);
+		(void)write_text("/proc/self/setgroups", "deny");
+		(void)snprintf(map, sizeof(map), "0 %u 1", (unsigned int)gid);
+		if (r == 0)
+			r = write_text("/proc/self/gid_map", map);
+		if (r < 0)
+			return r;
+	}
+	if (syscall(SYS_mount, NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
+		return -errno;
+	r = make_mount(fs, limit_bytes, mpol);
+	if (r < 0)
+		return r;
+	if (syscall(SYS_move_mount, fs->mount_fd, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH) < 0)
+		return -errno;
+	fs->ro_fd = clone_read_only(fs->mount_fd);
+	return fs->ro_fd < 0 ? fs->ro_fd : 0;
+}
+
+static int make_elsewhere(struct arena_fs *fs, uint64_t limit_bytes, const char *mpol, bool user_ns)
+{
+	union {
+		struct cmsghdr head;
+		char room[CMSG_SPACE(2 * sizeof(int))];
+	} control = { 0 };
+	struct made made = { .error = -EIO };
+	struct iovec iov = { &made, sizeof(made) };
+	struct msghdr msg = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control)
+	};
+	struct arena_fs got = { .mount_fd = -1, .ro_fd = -1, .shared = fs->shared };
+	uid_t uid = geteuid();
+	gid_t gid = getegid();
+	int pair[2], fds[2];
+	pid_t pid;
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+		return -errno;
+	pid = fork();
+	if (pid == 0) {
+		made.error = make_there(&got, limit_bytes, mpol, user_ns, uid, gid);
+		made.noswap = got.noswap;
+		if (made.error == 0) {
+			struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+
+			fds[0] = got.mount_fd;
+			fds[1] = got.ro_fd;
+			c->cmsg_level = SOL_SOCKET;
+			c->cmsg_type = SCM_RIGHTS;
+			c->cmsg_len = CMSG_LEN(sizeof(fds));
+			memcpy(CMSG_DATA(c), fds, sizeof(fds));
+		} else {
+			msg.msg_control = NULL;
+			msg.msg_controllen = 0;
+		}
+		(void)sendmsg(pair[1], &msg, MSG_NOSIGNAL);
+		_exit(0);
+	}
+	(void)close(pair[1]);
+	if (pid > 0) {
+		if (recvmsg(pair[0], &msg, MSG_CMSG_CLOEXEC) == (ssize_t)sizeof(made) && made.error == 0) {
+			const struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+
+			made.error = -EIO;
+			if (c && c->cmsg_type == SCM_RIGHTS && c->cmsg_len == CMSG_LEN(sizeof(fds))) {
+				memcpy(fds, CMSG_DATA(c), sizeof(fds));
+				arena_fs_done(fs);
+				fs->mount_fd = fds[0];
+				fs->ro_fd = fds[1];
+				fs->noswap = made.noswap;
+				made.error = 0;
+			}
+		}
+		while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+			;
+	}
+	(void)close(pair[0]);
+	return made.error;
+}
+
+void arena_fs_init(struct arena_fs *fs, uint64_t limit_bytes, const char *mpol, bool shared, int *ret_error)
+{
+	int r;
+
+	*fs = (struct arena_fs){ .mount_fd = -1, .ro_fd = -1, .shared = shared };
+	*ret_error = -EPERM;
+	if (pager_hooks.no_tmpfs)
+		return;
+	*ret_error = make_mount(fs, limit_bytes, mpol);
+	if (!shared)
+		return;
+	if (*ret_error == 0) {
+		fs->ro_fd = pager_hooks.no_clone ? -EINVAL : clone_read_only(fs->mount_fd);
+		r = fs->ro_fd < 0 ? make_elsewhere(fs, limit_bytes, mpol, false) : 0;
+		if (r < 0) {
+			log_error("no read-only clone of the arenas' mount (%s): root in a client could write to them",
+				  strerror(-r));
+			fs->ro_fd = -1;
+		}
+	} else {
+		/* Without the privilege: in a user name space of its own. (Not noswap: see alias_locked.) */
+		*ret_error = make_elsewhere(fs, limit_bytes, mpol, true);
 	}
 }
 

@@ -456,6 +456,26 @@ static int attach(struct client *c, struct client_view *cv, int *ret_arena_fd, s
 	return 0;
 }
 
+/* A child has its parent's poison in its page tables, but a state of its own, which says nothing of it. */
+static int inherit_state(struct client_view *cv, unsigned char *state)
+{
+	for (uint64_t off = 0; off < cv->state_bytes; off += page_bytes()) {
+		uint64_t from = MAX(off, map_state_poison(cv->view->nr_ext));
+		uint64_t to = MIN(off + page_bytes(), cv->state_bytes);
+		unsigned char there;
+
+		/* (A look at a page that nobody has written to would cost memory.) */
+		if (mincore(cv->state + off, page_bytes(), &there) < 0 || !(there & 1))
+			continue;
+		for (; from < to; from += 8)
+			if (*(const volatile uint64_t *)(cv->state + from))
+				*(uint64_t *)(state + from) = *(const volatile uint64_t *)(cv->state + from);
+	}
+	if (mremap(state, cv->state_bytes, cv->state_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, cv->state) == MAP_FAILED)
+		return -errno;
+	return 0;
+}
+
 /* Tells where the view is mapped, and maps what the daemon tells about it; again after a fork. */
 static int map(struct client *c, struct client_view *cv)
 {
@@ -472,10 +492,11 @@ static int map(struct client *c, struct client_view *cv)
 		r = -EPROTO;
 	} else {
 		cv->state_bytes = c->answer.mapped.state_bytes;
-		m = mmap(cv->state, cv->state_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | (cv->state ? MAP_FIXED : 0),
-			 fds[0], 0);
+		m = mmap(NULL, cv->state_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
 		if (m == MAP_FAILED)
 			r = -errno;
+		else if (cv->state)
+			r = inherit_state(cv, m);
 		else
 			cv->state = m;
 	}
@@ -842,6 +863,7 @@ static bool extent_used(const struct view *v, size_t e)
 void client_view_drop_units(struct view *v, size_t first, size_t nr)
 {
 	struct client *c = v->pager->client;
+	size_t done = 0; /* extents that have been looked at: each is told once */
 	struct batch b;
 	sigset_t saved;
 
@@ -853,7 +875,8 @@ void client_view_drop_units(struct view *v, size_t first, size_t nr)
 
 		if (!unit->len)
 			continue;
-		for (size_t e = unit->off / extent_bytes(); e <= (unit->off + unit->len - 1) / extent_bytes(); e++)
+		for (size_t e = MAX(done, unit->off / extent_bytes());
+		     e <= (unit->off + unit->len - 1) / extent_bytes(); e++, done = e)
 			if (!extent_used(v, e))
 				batch_add(&b, e, 1);
 	}
@@ -1081,6 +1104,9 @@ static int job_part(struct client *c, struct pager_job *j, size_t first, size_t 
 	}
 	if (r != -ENOTCONN)
 		(void)job_tell(c, j, WIRE_JOB_END, NULL);
+	/* What could not be read before can be now: the touches that failed shall work, too. */
+	for (size_t i = first; r == 1 && i < first + nr; i++)
+		view_lift(j->ranges[i].view, j->ranges[i].off / extent_bytes(), j->ranges[i].len / extent_bytes());
 	atomic_store(&j->number, 0);
 	return r == 0 ? -ECANCELED : r;
 }
@@ -1374,9 +1400,10 @@ static int present_run(void *arg, const struct page_run *run)
 static uint64_t number_read(struct client *c)
 {
 	for (struct client_view *cv = c->views; cv; cv = cv->next) {
-		const unsigned char *at = view_sentinel(cv->view);
+		unsigned char *at = view_sentinel(cv->view);
 
-		if (pagemap_scan(c->pager->pagemap_fd, at, page_bytes(), present_run, NULL) > 0)
+		if (pagemap_scan(c->pager->pagemap_fd, at, page_bytes(), present_run, NULL) > 0 &&
+		    (cv->live || mprotect(at, page_bytes(), PROT_READ) == 0)) /* (it was just being opened) */
 			return *(const volatile uint64_t *)at;
 	}
 	return 0;
@@ -1416,7 +1443,8 @@ static int arm_anew(struct client *c, int device)
 {
 	struct uffd_caps caps;
 
-	c->uffd = uffd_open_from(device, true, true, &caps);
+	close_all(&c->uffd, 1);
+	c->uffd = uffd_open_from(device, true, c->flags & WIRE_EVENT_FORK, &caps);
 	if (c->uffd < 0)
 		return c->uffd;
 	for (struct client_view *cv = c->views; cv; cv = cv->next) {
@@ -1451,6 +1479,7 @@ static int attach_again(struct client *c, struct client_view *cv)
 static int claim_again(struct client *c)
 {
 	cleanup_close int device = -1;
+	uint64_t until;
 	uint32_t uid;
 	int r = wire_connect_to(c->path, &c->control, &uid);
 
@@ -1464,9 +1493,13 @@ static int claim_again(struct client *c)
 	r = hello(c, &device, NULL);
 	if (r < 0)
 		return r;
-	r = c->flags & WIRE_EVENT_FORK ? claim(c) : -ENOENT;
-	if (r == -ENOENT)
-		r = arm_anew(c, device);
+	/* The daemon may have the fork event in its hands still: until that is lost, or in its table. */
+	until = now_ns() + (uint64_t)SILENCE_MS * 1000000;
+	do {
+		r = c->flags & WIRE_EVENT_FORK ? claim(c) : -ENOENT;
+		if (r == -ENOENT)
+			r = arm_anew(c, device);
+	} while (r == -EBUSY && now_ns() < until);
 	for (struct client_view *cv = c->views; cv && r == 0; cv = cv->next) {
 		struct wire_value class = { .view = cv->number, .value = cv->view->class };
 
@@ -1514,8 +1547,7 @@ bool client_forked(struct pager *p)
 		}
 		if (r == 0)
 			return true;
-		log_info("forked child %d has its weights without the daemon at %s: %s", getpid(), c->path,
-			 why(c, r));
+		log_info("forked child %d has its weights without the daemon at %s: %s", getpid(), c->path, why(c, r));
 	}
 	atomic_store(&c->dead, true);
 	close_ours(c);

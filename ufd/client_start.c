@@ -44,10 +44,6 @@ static void program_find(char ret[static PROGRAM_MAX])
 			if (program_at(ret, self.dli_fname, len, names[i]))
 				return;
 	}
-#ifdef WD_BINDIR
-	if (program_at(ret, WD_BINDIR, sizeof(WD_BINDIR) - 1, "/weightd"))
-		return;
-#endif
 	(void)snprintf(ret, PROGRAM_MAX, "weightd");
 }
 

@@ -20,6 +20,7 @@ struct pager_hooks {
 	bool no_wp;           /* as where shmem cannot be write-protected */
 	bool no_direct;       /* O_DIRECT refused at open */
 	bool no_tmpfs;        /* as without the privilege to mount: memfd arenas */
+	bool no_clone;        /* a detached mount cannot be cloned, as before 6.15 */
 	bool no_huge;         /* the arena's file system gives small pages, as where memory is fragmented */
 	bool no_event_fork;   /* as without CAP_SYS_PTRACE */
 };

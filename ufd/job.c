@@ -107,7 +107,7 @@ static bool job_step(struct pager *p, struct pager_job *j)
 			job_end(j, -ENOSPC); /* it would push out what it has read itself */
 			break;
 		}
-		if (p->serve && serve_slow_full(x->view))
+		if (x->flags & X_TAKING || (p->serve && serve_slow_full(x->view)))
 			break;
 		x->flags |= X_WANT;
 		if (fill_start(p, x, j->gentle ? FILL_GENTLE : FILL_AHEAD)) {

@@ -431,8 +431,6 @@ static void have_daemon(struct keep *k, struct peer p, bool started, bool ready)
 	k->asked = k->listing = false;
 	k->since = now_ms();
 	k->due = 0;
-	if (!started)
-		k->failed = 0;
 }
 
 /* The daemon waits for no word of ours before its HELLO is answered and while it reads a list: later, then. */
@@ -489,11 +487,12 @@ static void on_hang_up(struct keep *k)
 		welcome(k, taker.fd, 0);
 		return;
 	}
-	k->failed = short_life ? k->failed : 0;
-	if (short_life)
+	if (short_life) {
 		daemon_failed(k);
-	else
+	} else {
+		k->failed = 0;
 		k->due = now_ms() + (k->start_bytes ? KEEPER_RESPAWN_MS : KEEPER_ADOPT_MS);
+	}
 	log_error("keeper: the daemon (pid %d) has ended without a word; %s", (int)pid,
 		  k->start_bytes ? "it is started again" : "waiting for the next one");
 }

@@ -253,15 +253,24 @@ int pager_set_budget(struct pager *p, uint64_t budget_bytes)
 {
 	sigset_t saved;
 	struct room room = { .total_bytes = UINT64_MAX / 4 };
+	uint64_t limit;
+	int r;
 
 	if (pager_way(p) == WAY_MMAP)
 		return -EOPNOTSUPP;
 	if (p->client)
 		return -EPERM; /* one for all processes: the daemon's */
 	(void)room_get("/proc", "/sys/fs/cgroup", &room);
+	limit = limit_for(budget_bytes ? budget_bytes : room.total_bytes);
+	r = arena_fs_limit(&p->fs, limit);
+	if (r < 0) { /* made in a user name space: it keeps the size that it was made with */
+		if (limit > p->tmpfs_limit)
+			return r;
+		limit = p->tmpfs_limit;
+	}
 	pager_lock(p, &saved);
 	p->budget_set = budget_bytes;
-	p->tmpfs_limit = limit_for(budget_bytes ? budget_bytes : room.total_bytes);
+	p->tmpfs_limit = limit;
 	if (budget_bytes)
 		p->budget = budget_bytes;
 	p->budget_checked_ns = 0;
@@ -274,7 +283,6 @@ int pager_set_budget(struct pager *p, uint64_t budget_bytes)
 	pager_unlock(p, &saved);
 	if (!budget_bytes)
 		view_budget_refresh(p);
-	(void)arena_fs_limit(&p->fs, p->tmpfs_limit);
 	return 0;
 }
 
@@ -717,8 +725,10 @@ int view_open(struct pager *p, struct source *src, const struct view_layout *lay
 	}
 	v = view_new(p, src, layout, MAX(arena_round(last->arena_off + last->len), page_bytes()));
 	if (!v)
-		return err_set(err, r, "%s: no memory for its table; check vm.max_map_count, ulimit -v and "
-				       "vm.overcommit_memory", src->path);
+		return err_set(err, r,
+			       "%s: no memory for its table; check vm.max_map_count, ulimit -v and "
+			       "vm.overcommit_memory",
+			       src->path);
 	r = v->mmap ? mmap_view_open(v, err) : p->client ? client_view_open(v, err) : view_map(v, err);
 	if (r == 0)
 		r = view_publish(v, err);

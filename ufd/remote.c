@@ -265,8 +265,7 @@ void remote_del_map(struct mapping *m)
 	while (m->busy)
 		(void)pthread_cond_wait(&m->remote->changed, &p->lock);
 	own_unlock(p);
-	if (p->serve->config.keeper)
-		(void)keeper_del(p->serve->config.keeper, KEEP_KEY(KEEP_MAP, id));
+	keep_del(p, KEEP_KEY(KEEP_MAP, id));
 	mapping_free(m);
 	(void)view_unref(v);
 	own_lock(p);
@@ -796,10 +795,8 @@ static void *worker(void *arg)
 	__atomic_store_n(&p->some_gone, true, __ATOMIC_RELEASE);
 	pager_wake_reader(p);
 	own_unlock(p);
-	if (p->serve->config.keeper) {
-		(void)keeper_del(p->serve->config.keeper, KEEP_KEY(KEEP_SESSION, r->id));
-		(void)keeper_del(p->serve->config.keeper, KEEP_KEY(KEEP_MM, r->id));
-	}
+	keep_del(p, KEEP_KEY(KEEP_SESSION, r->id));
+	keep_del(p, KEEP_KEY(KEEP_MM, r->id));
 	remote_put(r);
 	return NULL;
 }
@@ -870,21 +867,16 @@ int keep_remote(struct remote *r, int uffd)
 		.claimed = r->claimed,
 	};
 
-	if (!r->pager->serve->config.keeper)
-		return 0;
 	memcpy(k.token, r->token, sizeof(k.token));
 	memcpy(k.stage, r->stage, sizeof(k.stage));
-	return keeper_put(r->pager->serve->config.keeper, KEEP_KEY(KEEP_MM, r->id), &k, sizeof(k), &uffd, 1);
+	return keep_put(r->pager, KEEP_KEY(KEEP_MM, r->id), &k, sizeof(k), &uffd, 1);
 }
 
 int keep_map(struct mapping *m)
 {
 	struct keep_map k = { m->id, m->remote->id, m->view->serve->id, (uintptr_t)m->base };
 
-	if (!m->remote->pager->serve->config.keeper)
-		return 0;
-	return keeper_put(m->remote->pager->serve->config.keeper, KEEP_KEY(KEEP_MAP, m->id), &k, sizeof(k),
-			  &m->state_fd, m->state_fd >= 0);
+	return keep_put(m->remote->pager, KEEP_KEY(KEEP_MAP, m->id), &k, sizeof(k), &m->state_fd, m->state_fd >= 0);
 }
 
 int remote_adopt(struct pager *p, const void *blob, size_t nbytes, struct remote **ret, uint32_t *ret_nr_maps)
@@ -928,8 +920,11 @@ int mapping_adopt(struct pager *p, const void *blob, size_t nbytes, int state_fd
 		if (p->views[i]->serve->id == k->view)
 			v = p->views[i];
 	m = r && v ? mapping_new(r, v, k->base, k->id) : NULL;
-	if (!m)
+	if (!m) {
+		if (r)
+			r->abandoned = true;
 		return -ENOENT;
+	}
 	m->state_fd = state_fd;
 	m->state_bytes = map_state_bytes(v->nr_ext, v->bytes, page_bytes());
 	if (state_fd >= 0) {
@@ -948,6 +943,14 @@ int mapping_adopt(struct pager *p, const void *blob, size_t nbytes, int state_fd
 	return e;
 }
 
+static bool has_map(const struct remote *r, const struct view *v, const unsigned char *base)
+{
+	for (size_t i = 0; i < r->nr_maps; i++)
+		if (r->maps[i]->view == v && r->maps[i]->base == base)
+			return true;
+	return false;
+}
+
 /* The parent's mappings in the child's address space. The lock is held. */
 static void inherit(struct remote *child, const struct remote *parent)
 {
@@ -955,8 +958,11 @@ static void inherit(struct remote *child, const struct remote *parent)
 
 	for (size_t i = 0; i < parent->nr_maps; i++) {
 		const struct mapping *of = parent->maps[i];
-		struct mapping *m =
-			mapping_new(child, of->view, (uintptr_t)of->base, atomic_fetch_add(&p->serve->next_id, 1));
+		struct mapping *m;
+
+		if (has_map(child, of->view, of->base))
+			continue;
+		m = mapping_new(child, of->view, (uintptr_t)of->base, atomic_fetch_add(&p->serve->next_id, 1));
 
 		if (!m || remote_add_map(child, m) < 0) {
 			mapping_free(m);
@@ -969,12 +975,13 @@ static void inherit(struct remote *child, const struct remote *parent)
 	}
 }
 
-void remote_inherit(struct remote *child)
+void remote_inherit(struct remote *child, size_t nr_maps)
 {
 	struct pager *p = child->pager;
 
+	/* (One that the parent has made since is found not to be there by the first probe.) */
 	for (int i = 1; i < p->nr_mms; i++)
-		if (p->mms[i].remote && p->mms[i].remote->id == child->parent && !child->nr_maps)
+		if (p->mms[i].remote && p->mms[i].remote->id == child->parent && child->nr_maps < nr_maps)
 			inherit(child, p->mms[i].remote);
 }
 
@@ -1100,7 +1107,7 @@ int remote_new(struct pager *p, int uffd, const struct remote_info *info, struct
 	struct uffd_caps caps = p->caps;
 	int e;
 
-	e = info->armed ? uffd_check(uffd) : uffd_adopt(uffd, info->user_only, &caps);
+	e = info->armed ? uffd_check_ready(uffd) : uffd_adopt(uffd, info->user_only, &caps);
 	if (e < 0) {
 		(void)close(uffd);
 		return err_set(err, e, "the descriptor is no fresh userfaultfd");
@@ -1117,6 +1124,8 @@ int remote_new(struct pager *p, int uffd, const struct remote_info *info, struct
 	if (e == 0)
 		e = remote_enter(r, uffd);
 	if (e < 0) {
+		if (r)
+			keep_del(p, KEEP_KEY(KEEP_MM, r->id));
 		(void)close(uffd);
 		free(r);
 		return e == -EUSERS ?
@@ -1164,17 +1173,15 @@ int remote_keep_session(struct remote *r, int control_fd, int notify_fd)
 {
 	int fds[] = { control_fd, notify_fd };
 
-	if (!r->pager->serve->config.keeper)
-		return 0;
-	return keeper_put(r->pager->serve->config.keeper, KEEP_KEY(KEEP_SESSION, r->id), &r->id, sizeof(r->id), fds, 2);
+	return keep_put(r->pager, KEEP_KEY(KEEP_SESSION, r->id), &r->id, sizeof(r->id), fds, 2);
 }
 
 void remote_hup(struct remote *r)
 {
 	struct pager *p = r->pager;
 
-	if (p->serve->config.keeper && !p->serve->let_go)
-		(void)keeper_del(p->serve->config.keeper, KEEP_KEY(KEEP_SESSION, r->id));
+	if (!p->serve->let_go)
+		keep_del(p, KEEP_KEY(KEEP_SESSION, r->id));
 	own_lock(p);
 	r->session = NULL;
 	r->hup = true;

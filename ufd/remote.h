@@ -54,12 +54,14 @@ struct remote {
 	size_t nr_maps, room_maps;
 	unsigned int nr_refs; /* the table's, the worker's, the express thread's, the session's */
 	void *session;
+	bool abandoned; /* a view of its could not be taken over: it must map its files */
 	bool child, claimed, hup, gone, express_started, express_busy, worker_missing;
 	pthread_t worker_thread, express_thread;
 	pthread_cond_t work, express, changed;
 	unsigned int nr_arms, borders;
 	atomic_uint reading; /* odd while the reader takes its events in */
 	unsigned int forks;  /* children taken in */
+	size_t kept_maps;    /* adopted: how many mappings it had when it was made */
 	uint64_t stall_ns, stalled_until_ns;
 	uint64_t probe_ns, probe_every_ns;
 	bool number_wanted;
@@ -82,7 +84,7 @@ struct serve_view {
 	size_t nr_pins;
 	uint64_t idle_since_ns; /* not mapped; 0: mapped */
 	bool stale;             /* nobody can open it again: the file is gone or another one */
-	bool suspect;           /* adopted; its unfinished extents are not punched yet (X_TAKING) */
+	bool suspect;           /* adopted: not armed everywhere, nor its unfinished extents (X_TAKING) punched, yet */
 	bool end;
 	/* the slow thread */
 	struct list slow, parked;
@@ -100,7 +102,10 @@ struct serve {
 	uint64_t arm_gen;
 	uint64_t round, round_ns;
 	uint64_t tended_ns, foreign_ns;
-	bool let_go, running;
+	bool let_go, running, keeper_lost;
+	unsigned int nr_suspect; /* views that are being taken over */
+	uint64_t suspect_ns;
+	pthread_mutex_t keep; /* around keep_view(): the last state is the one that is kept */
 	unsigned int nr_remotes;
 	struct serve_counts counts;
 };
@@ -110,7 +115,7 @@ int remote_make(struct pager *p, uint64_t id, struct remote **ret); /* not in th
 int remote_enter(struct remote *r, int uffd);                       /* no lock: into the table, and its worker runs */
 int remote_adopt(struct pager *p, const void *blob, size_t nbytes, struct remote **ret, uint32_t *ret_nr_maps);
 int mapping_adopt(struct pager *p, const void *blob, size_t nbytes, int state_fd); /* no lock; takes state_fd if 0 */
-void remote_inherit(struct remote *child); /* its parent's mappings, if it has none */
+void remote_inherit(struct remote *child, size_t nr_maps); /* what it lacks of nr_maps: its parent's */
 void remote_tend(struct remote *r);
 void remote_put(struct remote *r);
 int remote_add_map(struct remote *r, struct mapping *m);
@@ -123,6 +128,8 @@ struct mapping *remote_map(struct remote *r, uint64_t view);
 void remote_kick(struct mapping *m, size_t ext, uint8_t flag);
 void mapping_closed(struct mapping *m, size_t first, size_t nr); /* armed: the flags say so */
 bool ext_held(const struct extent *x, const struct remote *but);
+int keep_put(struct pager *p, uint64_t key, const void *blob, size_t nbytes, const int *fds, unsigned int nr_fds);
+void keep_del(struct pager *p, uint64_t key);
 int keep_remote(struct remote *r, int uffd); /* no lock */
 int keep_map(struct mapping *m);             /* no lock */
 

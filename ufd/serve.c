@@ -28,6 +28,8 @@
 #define ROUND_EVERY_NS 100000000ull
 #define STALL_MIN_NS 100000000ull
 #define STALL_MAX_NS 10000000000ull
+#define SUSPECT_NS 10000000ull
+#define ADOPT_WAIT_MS 1000
 #define SLOW_LOOK_S 10
 #define SYNC_MS 200
 
@@ -174,10 +176,8 @@ void serve_view_end(struct view *v)
 {
 	struct pager *p = v->pager;
 
-	if (p->serve->config.keeper) {
-		(void)keeper_del(p->serve->config.keeper, KEEP_KEY(KEEP_VIEW, v->serve->id));
-		(void)keeper_del(p->serve->config.keeper, KEEP_KEY(KEEP_RO, v->serve->id));
-	}
+	keep_del(p, KEEP_KEY(KEEP_VIEW, v->serve->id));
+	keep_del(p, KEEP_KEY(KEEP_RO, v->serve->id));
 	own_lock(p);
 	v->serve->end = true;
 	(void)pthread_cond_signal(&v->serve->work);
@@ -398,7 +398,7 @@ static void take_foreign(struct pager *p, struct view *v)
 	}
 }
 
-static void adopt_unfinished(struct pager *p, struct view *v);
+static bool adopt_unfinished(struct pager *p, struct view *v);
 
 /* The coordinator's, once a second; the lock is held. */
 bool serve_tend(struct pager *p)
@@ -407,6 +407,24 @@ bool serve_tend(struct pager *p)
 	uint64_t now = now_ns();
 	bool foreign;
 
+	if (s->nr_suspect && now - s->suspect_ns > SUSPECT_NS) {
+		for (size_t i = 0; i < p->nr_views; i++) {
+			struct view *v = p->views[i];
+
+			if (v->dying || !v->serve->suspect)
+				continue;
+			v->busy++;
+			v->serve->suspect = !adopt_unfinished(p, v);
+			view_idle(v);
+			s->nr_suspect -= !v->serve->suspect;
+			if (v->serve->suspect)
+				break; /* in a moment again: a client holds its memory */
+			i = SIZE_MAX;  /* from the beginning: the table may be another one now */
+		}
+		s->suspect_ns = now_ns();
+		(void)pthread_cond_broadcast(&p->changed);
+		return true;
+	}
 	if (now - s->tended_ns < TEND_NS)
 		return false;
 	s->tended_ns = now;
@@ -423,12 +441,8 @@ bool serve_tend(struct pager *p)
 
 		if (v->dying)
 			continue;
-		if (v->serve->suspect) {
-			v->busy++;
-			adopt_unfinished(p, v);
-			view_idle(v);
-			return true; /* (the table of views may be another one now) */
-		}
+		if (v->serve->suspect)
+			continue;
 		if (foreign && !list_empty(&v->maps)) {
 			v->busy++;
 			take_foreign(p, v);
@@ -463,25 +477,26 @@ struct keep_view {
 
 static int keep_view(struct view *v)
 {
-	struct keeper *k = v->pager->serve->config.keeper;
-	struct keep_view blob = { .id = v->serve->id, .bytes = v->bytes, .source = v->source->id };
+	struct pager *p = v->pager;
+	struct keep_view blob = { .id = v->serve->id, .bytes = v->bytes };
 	int fds[] = { v->arena.fd, v->serve->table_fd, v->source->fd, v->source->direct_fd }, r;
 	int ro[] = { v->arena.ro_fd, v->serve->table_ro_fd };
 
-	if (!k)
-		return 0;
-	own_lock(v->pager);
+	(void)pthread_mutex_lock(&p->serve->keep);
+	own_lock(p);
+	blob.source = v->source->id;
 	blob.nr_uids = (uint32_t)MIN(v->serve->nr_uids, ARRAY_SIZE(blob.uids));
 	blob.nr_pins = (uint32_t)MIN(v->serve->nr_pins, ARRAY_SIZE(blob.pins));
 	if (blob.nr_uids)
 		memcpy(blob.uids, v->serve->uids, blob.nr_uids * sizeof(uid_t));
 	if (blob.nr_pins)
 		memcpy(blob.pins, v->serve->pins, blob.nr_pins * sizeof(uid_t));
-	own_unlock(v->pager);
+	own_unlock(p);
 	(void)snprintf(blob.name, sizeof(blob.name), "%s", v->source->path);
-	r = keeper_put(k, KEEP_KEY(KEEP_RO, blob.id), &blob.id, sizeof(blob.id), ro, 2);
+	r = keep_put(p, KEEP_KEY(KEEP_RO, blob.id), &blob.id, sizeof(blob.id), ro, 2);
 	if (r == 0)
-		r = keeper_put(k, KEEP_KEY(KEEP_VIEW, blob.id), &blob, sizeof(blob), fds, fds[3] >= 0 ? 4 : 3);
+		r = keep_put(p, KEEP_KEY(KEEP_VIEW, blob.id), &blob, sizeof(blob), fds, fds[3] >= 0 ? 4 : 3);
+	(void)pthread_mutex_unlock(&p->serve->keep);
 	return r;
 }
 
@@ -649,6 +664,23 @@ static int may_see(struct view *v, uid_t uid)
 	return known ? 0 : more ? 1 : -ENOMEM;
 }
 
+/* A user's views: address space is free, but tables are memory, and the lock is held while all extents are looked at. */
+#define USER_BYTES_MAX (16ull << 40)
+#define USER_TABLES_MAX (256ull << 20)
+
+static int may_have(struct pager *p, uid_t uid, uint64_t bytes, uint64_t table)
+{
+	own_lock(p);
+	for (size_t i = 0; i < p->nr_views; i++) {
+		if (p->views[i]->serve->nr_uids && p->views[i]->serve->uids[0] == uid) { /* who brought it in */
+			bytes += p->views[i]->bytes;
+			table += p->views[i]->serve->table_bytes;
+		}
+	}
+	own_unlock(p);
+	return bytes > USER_BYTES_MAX || table > USER_TABLES_MAX ? -EUSERS : 0;
+}
+
 int serve_attach(struct pager *p, struct source *src, const struct view_layout *layout, uint64_t bytes, uid_t uid,
 		 struct view **ret, bool *ret_known, struct wd_err *err)
 {
@@ -681,6 +713,15 @@ int serve_attach(struct pager *p, struct source *src, const struct view_layout *
 			(void)pthread_mutex_unlock(&p->serve->attach);
 			goto out;
 		}
+		r = may_have(p, uid, bytes, table_bytes(layout->nr_segs, layout->nr_units, bytes / extent_bytes() + 1));
+		if (r < 0) {
+			(void)pthread_mutex_unlock(&p->serve->attach);
+			return err_set(
+				err, r,
+				"%s: user %u's sources would be more than %llu TiB, or their tables more than %llu MiB: "
+				"close some",
+				src->path, (unsigned int)uid, USER_BYTES_MAX >> 40, USER_TABLES_MAX >> 20);
+		}
 		v = view_new(p, src, layout, bytes);
 		r = v ? serve_view_new(v, atomic_fetch_add(&p->serve->next_id, 1)) : -ENOMEM;
 		if (r == 0)
@@ -707,6 +748,10 @@ int serve_attach(struct pager *p, struct source *src, const struct view_layout *
 		}
 		(void)pthread_mutex_unlock(&p->serve->attach);
 		if (r < 0) {
+			if (v && v->serve) {
+				keep_del(p, KEEP_KEY(KEEP_VIEW, v->serve->id));
+				keep_del(p, KEEP_KEY(KEEP_RO, v->serve->id));
+			}
 			view_free(v);
 			return err_set(err, r, "%s: cannot make an arena of %llu MiB: %s", src->path,
 				       (unsigned long long)(bytes / MiB), strerror(-r));
@@ -816,8 +861,7 @@ int serve_map(struct remote *r, struct view *v, uint64_t address, int *ret_state
 	fd = p->mms[r->mm].uffd;
 	own_unlock(p);
 	if (e < 0) {
-		if (p->serve->config.keeper)
-			(void)keeper_del(p->serve->config.keeper, KEEP_KEY(KEEP_MAP, m->id));
+		keep_del(p, KEEP_KEY(KEEP_MAP, m->id));
 		mapping_free(m);
 		return err_set(err, e,
 			       e == -EEXIST ? "another mapping of this process lies there already" :
@@ -874,15 +918,35 @@ struct view *remote_view(struct remote *r, uint64_t view)
 	return m ? m->view : NULL;
 }
 
+/* Who has pinned it alone may give it back. */
+static bool pinned_by_others(const struct view *v, const struct remote *r)
+{
+	bool pinned = v->serve->nr_pins > 0;
+
+	for (const struct list *n = v->maps.next; n != &v->maps && !pinned; n = n->next)
+		pinned = container_of(n, struct mapping, node)->pinned &&
+			 container_of(n, struct mapping, node)->remote != r;
+	return pinned;
+}
+
 static int mark(struct remote *r, uint64_t view, const struct serve_range *ranges, size_t nr, bool hold, bool drop,
 		bool touch)
 {
 	struct pager *p = r->pager;
-	uint64_t now = now_ns();
+	uint64_t now = now_ns(), total = 0;
 	struct mapping *m;
+	bool pinned;
 
 	own_lock(p);
 	m = remote_map(r, view);
+	for (size_t i = 0; m && i < nr; i++)
+		total += ranges[i].nr;
+	/* None twice: the lock is held for as long as there are extents. */
+	if (m && total > m->view->nr_ext) {
+		own_unlock(p);
+		return -EINVAL;
+	}
+	pinned = m && pinned_by_others(m->view, r);
 	for (size_t i = 0; m && i < nr; i++) {
 		uint64_t end = MIN((uint64_t)ranges[i].first + ranges[i].nr, m->view->nr_ext);
 
@@ -895,7 +959,7 @@ static int mark(struct remote *r, uint64_t view, const struct serve_range *range
 				m->flags[e] &= (uint8_t)~M_HELD;
 			if (touch && !list_empty(&x->lru))
 				ext_lru(x, LRU_ARMED, false);
-			if (drop && m->view->class != VIEW_PINNED && !ext_held(x, NULL)) {
+			if (drop && !pinned && !ext_held(x, NULL)) {
 				m->view->dropped |= x->state == EXT_READY;
 				ext_ask_drop(x, now);
 			}
@@ -905,10 +969,36 @@ static int mark(struct remote *r, uint64_t view, const struct serve_range *range
 	return m ? 0 : -ENOENT;
 }
 
+/* Is something of it still to be dropped? What is being read is dropped when it has come: its file server may never answer. */
+static bool dropping(const struct view *v)
+{
+	for (size_t i = 0; i < v->nr_ext; i++)
+		if (v->ext[i].view && v->ext[i].flags & X_DROP && v->ext[i].state != EXT_READING)
+			return true;
+	return false;
+}
+
+static int sync_remote(struct remote *r)
+{
+	uint64_t until = now_ns() + SYNC_MS * 1000000ull;
+	bool busy;
+
+	do {
+		busy = false;
+		own_lock(r->pager);
+		for (size_t i = 0; i < r->nr_maps && !busy; i++)
+			busy = dropping(r->maps[i]->view);
+		own_unlock(r->pager);
+		if (busy)
+			(void)usleep(500);
+	} while (busy && now_ns() < until);
+	return busy ? -ETIMEDOUT : 0;
+}
+
 int serve_hold(struct remote *r, uint64_t view, enum serve_hold hold, const struct serve_range *ranges, size_t nr)
 {
 	if (hold == SERVE_HOLD_DROP && !nr)
-		return pager_sync(r->pager, SYNC_MS);
+		return sync_remote(r);
 	return mark(r, view, ranges, nr, hold == SERVE_HOLD_ADD, hold == SERVE_HOLD_DROP, hold == SERVE_HOLD_ADD);
 }
 
@@ -1200,7 +1290,7 @@ static bool may_decide(const struct view *v, uid_t uid)
 int serve_drop(struct pager *p, const struct source_id *id, uint64_t bytes, bool force, uid_t uid, int timeout_ms,
 	       uint64_t *ret_dropped_bytes, struct wd_err *err)
 {
-	uint64_t now = now_ns(), before;
+	uint64_t now = now_ns(), before, until;
 	bool any = false, denied = false;
 
 	own_lock(p);
@@ -1242,7 +1332,16 @@ int serve_drop(struct pager *p, const struct source_id *id, uint64_t bytes, bool
 		return err_set(err, -EPERM, "other users use it: only root and the daemon's user may drop it");
 	if (!any && id)
 		return err_set(err, -ENOENT, "the daemon does not have this file");
-	(void)pager_sync(p, timeout_ms);
+	until = now + (uint64_t)MAX(timeout_ms, 0) * 1000000;
+	do {
+		any = false;
+		own_lock(p);
+		for (size_t i = 0; i < p->nr_views && !any; i++)
+			any = (!id || same_file(&p->views[i]->source->id, id)) && dropping(p->views[i]);
+		own_unlock(p);
+		if (any)
+			(void)usleep(200);
+	} while (any && now_ns() < until);
 	own_lock(p);
 	*ret_dropped_bytes = p->stats.dropped_bytes - before;
 	own_unlock(p);
@@ -1323,6 +1422,7 @@ static int make(const struct serve_config *config, const struct arena_fs *fs, st
 	else if (config->numa == SERVE_NUMA_NODE)
 		(void)snprintf(s->mpol, sizeof(s->mpol), "bind:%u", config->numa_node);
 	(void)pthread_mutex_init(&s->attach, NULL);
+	(void)pthread_mutex_init(&s->keep, NULL);
 	(void)pthread_condattr_init(&attr);
 	(void)pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	(void)pthread_cond_init(&s->armed, &attr);
@@ -1350,14 +1450,36 @@ static int run(struct pager *p, struct wd_err *err)
 	return pager_run(p, err);
 }
 
+/* What the keeper cannot take any more is served without it: the daemon has said so. */
+int keep_put(struct pager *p, uint64_t key, const void *blob, size_t nbytes, const int *fds, unsigned int nr_fds)
+{
+	struct serve *s = p->serve;
+	int r;
+
+	if (!s->config.keeper || s->keeper_lost)
+		return 0;
+	r = keeper_put(s->config.keeper, key, blob, nbytes, fds, nr_fds);
+	if (r == -EPIPE || r == -ECONNRESET || r == -ETIMEDOUT) {
+		s->keeper_lost = true;
+		log_error("the keeper does not answer: what is opened from now on does not outlive this daemon");
+		return 0;
+	}
+	return r;
+}
+
+void keep_del(struct pager *p, uint64_t key)
+{
+	if (p->serve->config.keeper && !p->serve->keeper_lost)
+		(void)keeper_del(p->serve->config.keeper, key);
+}
+
 static int keep_fs(struct pager *p, struct wd_err *err)
 {
 	int fds[] = { p->fs.mount_fd, p->fs.ro_fd }, r;
 
-	if (!p->serve->config.keeper || p->fs.mount_fd < 0)
+	if (p->fs.mount_fd < 0)
 		return 0;
-	r = keeper_put(p->serve->config.keeper, KEEP_KEY(KEEP_FS, 0), &p->fs.noswap, sizeof(p->fs.noswap), fds,
-		       p->fs.ro_fd >= 0 ? 2 : 1);
+	r = keep_put(p, KEEP_KEY(KEEP_FS, 0), &p->fs.noswap, sizeof(p->fs.noswap), fds, p->fs.ro_fd >= 0 ? 2 : 1);
 	return r < 0 ? err_set(err, r, "cannot hand the arenas' file system to the keeper: %s", strerror(-r)) : 0;
 }
 
@@ -1493,7 +1615,6 @@ static int adopt_view(struct pager *p, const struct kept_all *all, struct kept *
 			v->resident += ext_len(x);
 		} else {
 			x->flags |= X_TAKING;
-			s->suspect = true;
 		}
 	}
 	p->peak = MAX(p->peak, p->resident);
@@ -1506,37 +1627,39 @@ static int adopt_view(struct pager *p, const struct kept_all *all, struct kept *
 		if (v->ext[i].state == EXT_READY)
 			ext_lru(&v->ext[i], LRU_ARMED, false);
 	own_unlock(p);
+	s->suspect = true;
+	p->serve->nr_suspect++;
 	max_id = MAX(atomic_load(&p->serve->next_id), blob->id + 1);
 	atomic_store(&p->serve->next_id, max_id);
 	return serve_slow_start(v); /* the one reference is ours */
 }
 
-/* Arms everything of an adopted view everywhere; then what was not READY is a hole, and faults that the daemon before us
- * had read are told again. The lock is held; `busy` too. */
-static void adopt_unfinished(struct pager *p, struct view *v)
+/*
+ * Arms everything of an adopted view everywhere; then what was not READY is a hole, and faults that the daemon before us
+ * had read are told again. Return: whether that is done. The coordinator's; the lock is held; `busy` too.
+ */
+static bool adopt_unfinished(struct pager *p, struct view *v)
 {
-	struct run all = { v, 0, v->nr_ext };
 	bool good = true;
 
-	for (size_t first = 0; first < v->nr_ext && good; first += 512) {
+	for (size_t first = 0; first < v->nr_ext; first += 512) {
 		struct run part = { v, first, MIN(v->nr_ext - first, (size_t)512) };
 
 		own_unlock(p);
-		good = serve_arm(p, &part, now_ns() + 200000000);
+		good = serve_arm(p, &part, now_ns() + PROBE_DEADLINE_NS);
 		own_lock(p);
+		if (!good)
+			return false;
 	}
-	if (!good)
-		return; /* again in a second */
 	for (size_t i = 0; i < v->nr_ext; i++) {
 		struct extent *x = &v->ext[i];
+		bool stuck = (x->flags & X_STUCK) != 0;
 
-		if (x->state == EXT_READY) {
-			x->flags &= ~X_STUCK;
-			continue;
-		}
-		if (x->flags & X_STUCK) { /* open in a client that has changed it: never filled again while it lives */
+		x->flags &= ~X_STUCK;
+		if (!(x->flags & X_TAKING))
+			continue; /* READY; or done before, and being read by now */
+		if (stuck) {      /* open in a client that has changed it: not filled while that is so */
 			good = false;
-			x->flags &= ~X_STUCK;
 			continue;
 		}
 		own_unlock(p);
@@ -1546,13 +1669,13 @@ static void adopt_unfinished(struct pager *p, struct view *v)
 		x->flags &= ~X_TAKING;
 		ext_settle(x);
 	}
-	v->serve->suspect = !good;
 	for (struct list *n = v->maps.next; n != &v->maps; n = n->next) {
 		struct mapping *m = container_of(n, struct mapping, node);
 
 		if (!m->remote->gone)
-			(void)uffd_wake(p->mms[m->remote->mm].uffd, m->base, run_len(&all));
+			(void)uffd_wake(p->mms[m->remote->mm].uffd, m->base, v->bytes);
 	}
+	return good;
 }
 
 int serve_adopt(const struct serve_config *config, serve_session_fn session, void *arg, struct pager **ret,
@@ -1602,6 +1725,8 @@ int serve_adopt(const struct serve_config *config, serve_session_fn session, voi
 		fd = kept_fd(k, 0);
 		if (remote_adopt(p, k->blob, k->nbytes, &m, &nr) < 0 || remote_enter(m, fd) < 0)
 			log_error("a client could not be taken over");
+		else
+			m->kept_maps = nr;
 	}
 	for (size_t i = 0; i < all.nr && r == 0; i++) {
 		k = all.all[i];
@@ -1611,15 +1736,22 @@ int serve_adopt(const struct serve_config *config, serve_session_fn session, voi
 			if (mapping_adopt(p, k->blob, k->nbytes, fd) < 0) {
 				if (fd >= 0)
 					(void)close(fd);
-				(void)keeper_del(config->keeper, k->key);
+				keep_del(p, k->key);
 			}
 		}
 	}
 	if (r == 0) {
 		own_lock(p);
+		/* Before a worker looks: one that has neither a session nor a mapping is gone. */
+		for (size_t i = 0; i < all.nr; i++)
+			for (int j = 1;
+			     KEEP_KIND(all.all[i]->key) == KEEP_SESSION && all.all[i]->nr_fds == 2 && j < p->nr_mms;
+			     j++)
+				if (p->mms[j].remote && p->mms[j].remote->id == KEEP_ID(all.all[i]->key))
+					p->mms[j].remote->hup = false;
 		for (int i = 1; i < p->nr_mms; i++)
 			if (p->mms[i].remote && p->mms[i].remote->child)
-				remote_inherit(p->mms[i].remote);
+				remote_inherit(p->mms[i].remote, p->mms[i].remote->kept_maps);
 		p->serve->running = true;
 		for (int i = 1; i < p->nr_mms; i++)
 			if (p->mms[i].remote) {
@@ -1630,17 +1762,17 @@ int serve_adopt(const struct serve_config *config, serve_session_fn session, voi
 		r = pager_run(p, err); /* the reader: forks in flight are over only when their event is read */
 	}
 	if (r == 0) {
-		for (size_t i = 0; i < p->nr_views; i++) {
-			struct view *v = p->views[i];
+		struct timespec until;
 
-			own_lock(p);
-			v->busy++;
-			adopt_unfinished(p, v);
-			view_idle(v);
-			own_unlock(p);
-		}
+		/* The coordinator arms all of it. A client that holds it up is not waited for. */
+		deadline_in(&until, ADOPT_WAIT_MS);
+		own_lock(p);
+		while (p->serve->nr_suspect && pthread_cond_timedwait(&p->changed, &p->lock, &until) != ETIMEDOUT)
+			;
+		own_unlock(p);
 		for (size_t i = 0; i < all.nr; i++) {
 			struct remote *m = NULL;
+			bool abandoned = false;
 
 			k = all.all[i];
 			if (KEEP_KIND(k->key) != KEEP_SESSION || k->nr_fds < 2)
@@ -1650,11 +1782,21 @@ int serve_adopt(const struct serve_config *config, serve_session_fn session, voi
 				if (p->mms[j].remote && p->mms[j].remote->id == KEEP_ID(k->key) &&
 				    !p->mms[j].remote->gone)
 					m = p->mms[j].remote;
+			if (m && m->abandoned) {
+				log_error(
+					"process %d: a file of its could not be taken over: it goes on with mapped files",
+					(int)m->info.pid);
+				m->hup = true;
+				m = NULL;
+				abandoned = true;
+			}
 			if (m) {
 				m->nr_refs++;
 				m->hup = false;
 			}
 			own_unlock(p);
+			if (abandoned)
+				keep_del(p, k->key); /* the last to hold its sockets */
 			if (m) {
 				int control = kept_fd(k, 0);
 
@@ -1664,7 +1806,8 @@ int serve_adopt(const struct serve_config *config, serve_session_fn session, voi
 		*ret = p;
 	}
 	for (size_t i = 0; i < all.nr; i++) {
-		for (unsigned int f = 0; f < all.all[i]->nr_fds; f++)
+		/* A file's descriptors stay: closing one may wait for its server. */
+		for (unsigned int f = 0; KEEP_KIND(all.all[i]->key) != KEEP_VIEW && f < all.all[i]->nr_fds; f++)
 			if (all.all[i]->fds[f] >= 0)
 				(void)close(all.all[i]->fds[f]);
 		free(all.all[i]);
@@ -1694,7 +1837,7 @@ int serve_let_go(struct pager *p)
 		(void)usleep(1000);
 		own_lock(p);
 	}
-	p->stop = true;
+	__atomic_store_n(&p->stop, true, __ATOMIC_RELAXED);
 	pager_wake_reader(p);
 	own_unlock(p);
 	return busy ? -ETIMEDOUT : 0;

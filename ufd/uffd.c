@@ -190,6 +190,12 @@ int uffd_check(int fd)
 	return 0;
 }
 
+int uffd_check_ready(int fd)
+{
+	/* One that was not answers EINVAL to everything, and is an error to poll for ever. */
+	return uffd_check(fd) < 0 || uffd_wake(fd, (void *)(uintptr_t)page_bytes(), page_bytes()) < 0 ? -EPROTO : 0;
+}
+
 int uffd_adopt(int fd, bool user_only, struct uffd_caps *ret)
 {
 	uint64_t want = 0;
@@ -392,6 +398,14 @@ int uffd_read(int fd, struct uffd_msg_info *ret, int max)
 	n = preadv2(fd, &iov, 1, -1, RWF_NOWAIT);
 	if (n < 0 && errno == EOPNOTSUPP)
 		n = read(fd, msgs, iov.iov_len);
+	if (n < 0 && errno == EAGAIN) {
+		int flags = fcntl(fd, F_GETFL);
+
+		/* Nothing to read though poll said so: a blocking one is an error to poll for ever. */
+		if (flags >= 0 && !(flags & O_NONBLOCK))
+			(void)fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+		return -EAGAIN;
+	}
 	if (n < 0)
 		return -errno;
 	for (size_t i = 0; i < (size_t)n / sizeof(msgs[0]); i++) {

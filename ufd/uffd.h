@@ -40,6 +40,8 @@ int uffd_open_user(struct uffd_caps *ret);
 int uffd_adopt(int fd, bool user_only, struct uffd_caps *ret);
 /* Is it one at all? Asks the descriptor's owner nothing. 0 or -EPROTO. */
 int uffd_check(int fd);
+/* And was it enabled (by whom ever)? */
+int uffd_check_ready(int fd);
 
 /* Arms [addr, +len): missing and minor (and write-protect with `wp`) faults call the reader. [mmap_lock] */
 int uffd_register(int fd, void *addr, uint64_t len, bool wp);
