@@ -128,7 +128,20 @@ static size_t descendants(pid_t of, pid_t *pids, size_t max)
 	return n;
 }
 
-/* Also one that nobody has reaped yet. */
+static unsigned int count_entries(const char *path)
+{
+	DIR *d = opendir(path);
+	unsigned int n = 0;
+	struct dirent *e;
+
+	while (d && (e = readdir(d)))
+		n += e->d_name[0] != '.';
+	if (d)
+		(void)closedir(d);
+	return n;
+}
+
+/* Also one that nobody has reaped yet; but not while one of its threads still has its files. */
 static bool is_gone(pid_t pid)
 {
 	char path[64], text[512], *p;
@@ -140,7 +153,10 @@ static bool is_gone(pid_t pid)
 	n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
 	text[n < 0 ? 0 : n] = 0;
 	p = strrchr(text, ')');
-	return !p || p[2] == 'Z' || p[2] == 'X';
+	if (!p)
+		return true;
+	(void)snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
+	return (p[2] == 'Z' || p[2] == 'X') && count_entries(path) <= 1;
 }
 
 static void until_gone(pid_t pid)
@@ -399,6 +415,44 @@ void daemon_kill(struct daemon *d)
 	until_gone(d->pid);
 }
 
+static bool is_stopped(pid_t pid)
+{
+	char folder[64];
+	struct dirent *e;
+	bool all = true;
+	DIR *d;
+
+	(void)snprintf(folder, sizeof(folder), "/proc/%d/task", (int)pid);
+	d = opendir(folder);
+	while (d && all && (e = readdir(d))) {
+		char path[sizeof(folder) + 300], text[512], *p;
+		cleanup_close int fd = -1;
+		ssize_t n;
+
+		if (e->d_name[0] == '.')
+			continue;
+		(void)snprintf(path, sizeof(path), "%s/%s/stat", folder, e->d_name);
+		fd = open(path, O_RDONLY | O_CLOEXEC);
+		n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+		text[n < 0 ? 0 : n] = 0;
+		p = strrchr(text, ')');
+		all = !p || p[2] == 'T' || p[2] == 't';
+	}
+	if (d)
+		(void)closedir(d);
+	return all;
+}
+
+void daemon_pause(const struct daemon *d)
+{
+	uint64_t end = now_ms() + WAIT_MS;
+
+	need(kill(d->pid, SIGSTOP) == 0);
+	while (!is_stopped(d->pid) && now_ms() < end)
+		(void)usleep(200);
+	need_msg(is_stopped(d->pid), "the daemon does not stop");
+}
+
 size_t daemon_family(const struct daemon *d, pid_t *pids, size_t max)
 {
 	return descendants(d->guard, pids, max);
@@ -426,27 +480,16 @@ void keeper_kill(struct daemon *d)
 
 /* ------------------------------------------------------------------ what processes hold */
 
-static unsigned int count_lines(const char *path)
+/* (Stacks and heaps of threads that have ended are kept for the next ones by the C library.) */
+static unsigned int count_file_maps(const char *path)
 {
 	cleanup_fclose FILE *f = fopen(path, "re");
+	unsigned long inode;
+	char line[1024];
 	unsigned int n = 0;
-	int c;
 
-	while (f && (c = getc(f)) != EOF)
-		n += c == '\n';
-	return n;
-}
-
-static unsigned int count_entries(const char *path)
-{
-	DIR *d = opendir(path);
-	unsigned int n = 0;
-	struct dirent *e;
-
-	while (d && (e = readdir(d)))
-		n += e->d_name[0] != '.';
-	if (d)
-		(void)closedir(d);
+	while (f && fgets(line, sizeof(line), f))
+		n += sscanf(line, "%*s %*s %*s %*s %lu", &inode) == 1 && inode != 0;
 	return n;
 }
 
@@ -497,7 +540,7 @@ struct held held_by(pid_t pid)
 	(void)snprintf(path, sizeof(path), "/proc/%d/task", (int)pid);
 	h.threads = count_entries(path);
 	(void)snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
-	h.maps = count_lines(path);
+	h.maps = count_file_maps(path);
 	h.arena_bytes = arena_bytes_of(pid);
 	(void)snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
 	h.anon_bytes = proc_kib(path, "RssAnon:") * KiB;

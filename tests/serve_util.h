@@ -48,6 +48,8 @@ void daemon_stop(struct daemon *d);
 /* Kills the daemon alone, or the keeper alone; returns when that process is gone. */
 void daemon_kill(struct daemon *d);
 void keeper_kill(struct daemon *d);
+/* SIGSTOP; returns when all threads stand. */
+void daemon_pause(const struct daemon *d);
 /* Starts another one with the same options and further ones; waits until a process other than the last one answers. */
 void daemon_start_again(struct daemon *d, const char *more_options);
 /* Waits until a process other than the last one answers. */
@@ -60,7 +62,8 @@ pid_t keeper_pid_of(const struct daemon *d); /* 0: none */
 
 /* What the process holds now. */
 struct held {
-	unsigned int fds, threads, maps;
+	unsigned int fds, threads;
+	unsigned int maps;    /* of files and shared memory */
 	uint64_t arena_bytes; /* blocks of all files of a tmpfs and memfds that it has open */
 	uint64_t anon_bytes;  /* private memory */
 };

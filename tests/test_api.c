@@ -195,8 +195,8 @@ START_TEST(test_connect_obeys_the_environment)
 		int r;
 		uint32_t way;
 	} table[] = {
-		{ "mmap", 0, WD_WAY_MMAP },   { "", 0, 0 },           { "auto", 0, 0 },
-		{ "daemon", -ENOENT, 0 }, { "swap", -EINVAL, 0 }, { "MMAP", -EINVAL, 0 },
+		{ "mmap", 0, WD_WAY_MMAP }, { "", 0, 0 },           { "auto", 0, 0 },
+		{ "daemon", -ENOENT, 0 },   { "swap", -EINVAL, 0 }, { "MMAP", -EINVAL, 0 },
 	};
 
 	ck_assert_int_eq(setenv("WEIGHTD_SOCKET", "/nonexistent/socket", 1), 0);

@@ -1415,7 +1415,7 @@ static void must_be_idle(void)
 		if (i == 0)
 			(void)usleep(500000); /* (the span that is measured) */
 	}
-	ck_assert_uint_le(cpu[1] - cpu[0], 250);
+	ck_assert_uint_le(cpu[1] - cpu[0], 100);
 }
 
 START_TEST(test_enemy_harms_nobody)

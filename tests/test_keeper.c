@@ -627,6 +627,49 @@ START_TEST(test_no_descriptor_left)
 }
 END_TEST
 
+static int count_whole(void *arg, uint64_t key, const void *blob, size_t nbytes, int fds[static KEEPER_FDS],
+		       unsigned int nr_fds)
+{
+	unsigned int *nr = arg;
+
+	(void)key;
+	(void)blob;
+	(void)nbytes;
+	for (unsigned int i = 0; i < KEEPER_FDS; i++)
+		if (fcntl(fds[i], F_GETFD) >= 0 ? i >= nr_fds : i < nr_fds)
+			return -EBADF;
+	nr[nr_fds]++;
+	return 0; /* they stay open */
+}
+
+/* Bites on: the count is of what has come, not of what was sent. */
+START_TEST(test_no_descriptor_left_for_a_list)
+{
+	struct keeper *k = must_start(NULL);
+	struct rlimit limit, low;
+	unsigned int nr[KEEPER_FDS + 1] = { 0 };
+	struct found f;
+
+	for (uint64_t key = 0; key < 60; key++)
+		ck_assert_int_eq(keeper_put(k, key, NULL, 0, (int[]){ 0, 1, 2 }, 3), 0);
+	ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	low = limit;
+	low.rlim_cur = 100;
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &low), 0);
+	ck_assert_int_eq(keeper_list(k, count_whole, nr), 0);
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	ck_assert_uint_gt(nr[3], 0);
+	ck_assert_uint_gt(nr[0], 0);
+	ck_assert_uint_eq(nr[0] + nr[1] + nr[2] + nr[3], 60);
+	/* the keeper has them all */
+	f = all_of(k);
+	for (size_t i = 0; i < f.nr; i++)
+		ck_assert_uint_eq(f.list[i].nr_fds, 3);
+	forget(&f);
+	bye(k);
+}
+END_TEST
+
 /* ------------------------------------------------------------------ deaths */
 
 struct kept {
@@ -720,11 +763,14 @@ START_TEST(test_what_was_put_survives_its_putter)
 }
 END_TEST
 
+/* With an argument: and has descriptors of low and high numbers when it makes its keeper. */
 static void hold(int out, void *arg)
 {
-	struct keeper *k = must_start(NULL);
+	struct keeper *k;
 
-	(void)arg;
+	if (arg && dup2(out, 500) < 0)
+		_exit(1);
+	k = must_start(NULL);
 	if (keeper_put(k, 1, "one", 3, NULL, 0) < 0)
 		_exit(1);
 	say(out, (uint64_t)keeper_pid(k));
@@ -775,7 +821,7 @@ END_TEST
 /* It holds nothing open but what is its own: a pipe of the daemon's ends with the daemon. */
 START_TEST(test_keeper_holds_nothing_else)
 {
-	struct child c = start(hold, NULL);
+	struct child c = start(hold, (void *)1);
 	pid_t keeper = (pid_t)hear(c.out);
 	char path[40], link[64];
 	struct dirent *e;
@@ -1894,6 +1940,7 @@ int main(int argc, char **argv)
 	tcase_add_test(tc, test_putting_while_listing);
 	tcase_add_test(tc, test_threads_put_at_once);
 	tcase_add_test(tc, test_no_descriptor_left);
+	tcase_add_test(tc, test_no_descriptor_left_for_a_list);
 
 	tc = new_case(s, "deaths", 60);
 	tcase_add_checked_fixture(tc, begin, finish);

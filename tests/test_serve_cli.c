@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `weightd serve` from outside: command line and file, sockets, service managers, signals, limits, and what a connection
- * may say. What the daemon does with memory is tested elsewhere; here clients speak the protocol by hand.
+ * `weightd serve` from outside: command line and file, sockets, service managers, signals, limits, and what a
+ * connection may say. What the daemon does with memory is tested elsewhere; here clients speak the protocol by hand.
  *
  * Daemons and keepers outlive whoever starts them, so main() runs the suite in a child, is the reaper of all that come
  * from it, and kills what is left when that child ends, in whatever way.
@@ -441,7 +441,6 @@ static const struct {
 START_TEST(test_wrong_options_are_told)
 {
 	struct program p = start(NULL, "%s", wrong[_i].options);
-	cleanup_free char *out = NULL;
 
 	must_end(&p, wrong[_i].code, wrong[_i].words);
 }
@@ -1086,7 +1085,6 @@ END_TEST
 
 START_TEST(test_folder_of_another_in_tmp_is_refused)
 {
-	/* "/tmp/weightd-" is looked at, whoever runs it; with root, who may do everything, the folder's owner decides. */
 	cleanup_free char *path = data_text("/tmp/weightd-%u", NOBODY);
 	struct program p;
 	pid_t pid;

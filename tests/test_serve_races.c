@@ -8,6 +8,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <liburing.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -15,6 +16,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 
 #include "ufd/uffd.h"
@@ -299,6 +301,77 @@ START_TEST(test_no_torn_read)
 }
 END_TEST
 
+/* ------------------------------------------------------------------ D: bytes that land late */
+
+/*
+ * What a device does whose driver holds the pages: they are pinned now, and written to when the daemon is long dead. (By a
+ * ring that a child keeps: the memory itself is not there in it.)
+ */
+static void write_late(void *buf, size_t nbytes)
+{
+	struct iovec pinned = { buf, nbytes };
+	cleanup_free unsigned char *wrong = malloc(nbytes);
+	int from = memfd_create("late", MFD_CLOEXEC);
+	struct io_uring ring;
+	struct io_uring_cqe *cqe;
+	uint64_t end = now_ms() + 60000;
+
+	memset(wrong, 0x5A, nbytes);
+	if (write(from, wrong, nbytes) != (ssize_t)nbytes || io_uring_queue_init(4, &ring, 0) < 0 ||
+	    io_uring_register_buffers(&ring, &pinned, 1) < 0)
+		return;
+	word(W_HELD)++;
+	if (fork() != 0)
+		return;
+	while (!word(W_GO) && now_ms() < end)
+		(void)usleep(200);
+	io_uring_prep_read_fixed(io_uring_get_sqe(&ring), from, buf, (unsigned int)nbytes, 0, 0);
+	if (io_uring_submit_and_wait(&ring, 1) == 1 && io_uring_wait_cqe(&ring, &cqe) == 0 && cqe->res == (int)nbytes)
+		word(W_MARK)++;
+	_exit(0);
+}
+
+static int64_t read_late(struct source *s, void *buf, size_t nbytes, uint64_t offset, bool direct)
+{
+	(void)direct;
+	if (word(W_HOLD)) {
+		write_late(buf, nbytes);
+		while (word(W_HOLD))
+			(void)usleep(200);
+	}
+	return hook_pread(s, buf, nbytes, offset);
+}
+
+static void hook_late(void)
+{
+	source_hook = read_late;
+}
+
+/* Bites on: whoever takes over punches what is not READY before it is filled again: then late bytes go into pages that
+ * are nobody's. */
+START_TEST(test_bytes_that_land_late)
+{
+	daemon_start(&D, "", hook_late);
+	U = new_model("late.safetensors", 4, 2 * MiB, 23, 0);
+	for (int i = 0; i < 2; i++)
+		peer_new(&P[i], getuid());
+	must_do(&P[0], do_open, &U);
+	word(W_HOLD) = 1;
+	peer_begin(&P[0], "checks", do_check, &U, sizeof(U));
+	until_word(W_HELD, 1);
+	daemon_kill(&D);
+	word(W_HOLD) = 0;
+	daemon_start_again(&D, "");
+	must_end(&P[0]);
+	word(W_GO) = 1;
+	until_word(W_MARK, 1);
+	must_do(&P[0], do_check, &U);
+	must_do(&P[1], do_open_and_check, &U);
+	for (int i = 0; i < 2; i++)
+		peer_leave(&P[i]);
+}
+END_TEST
+
 /* ------------------------------------------------------------------ E: observing against taking back */
 
 static void hold_window(void)
@@ -358,6 +431,7 @@ START_TEST(test_take_back_in_a_clients_window)
 	must_do(&P[0], do_open_and_check, &U);
 	U.value = 3;
 	must_do(&P[0], do_write_all, &U);
+	must_do(&P[0], do_touch, &U); /* (a first write takes what is beside it out of the page tables) */
 	peer_begin(&P[0], "begins a stage", do_stage, &stage, sizeof(stage));
 	until_word(W_MARK, 1);
 	t = tool_run(getuid(), "drop %s", U.path);
@@ -500,7 +574,7 @@ static int64_t do_touch_every_other(const void *arg)
 }
 
 /* _i: so many maps are left. Bites on: ENOMEM of UNREGISTER (the waiters would fault again for ever: CONTINUE), and of
- * REGISTER (not the death of the client: no punch). */
+ * REGISTER in the middle of what is open (not the death of the client: the view is armed as a whole, or no punch). */
 START_TEST(test_vm_max_map_count)
 {
 	daemon_start(&D, "", NULL);
@@ -509,8 +583,14 @@ START_TEST(test_vm_max_map_count)
 		peer_new(&P[i], getuid());
 	must_do(&P[0], do_open, &U);
 	must_do(&P[1], do_open, &U);
+	must_do(&P[0], do_check, &U); /* all of it is open */
 	U.value = (uint64_t)_i;
 	must_do(&P[0], do_use_up_maps, &U);
+	U.value = 0;
+	for (int i = 0; i < 6; i++) { /* a few of the oldest: a border each */
+		must_tool("drop --all --bytes=%llu", (unsigned long long)extent());
+		must_do(&P[0], do_check, &U);
+	}
 	for (uint64_t pass = 0; pass < 4; pass++) {
 		cleanup_tool struct tool t = { 0 };
 
@@ -1060,6 +1140,7 @@ int main(void)
 		tcase_add_test(tc, test_take_back_while_a_fork_is_in_flight);
 	else
 		skip("serve_races: raw clone(2)", "only a daemon of root's is told of it");
+	tcase_add_test(tc, test_bytes_that_land_late);
 	tcase_add_test(tc, test_take_back_in_a_clients_window);
 	if (root)
 		tcase_add_test(tc, test_mlockall);
