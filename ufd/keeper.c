@@ -678,6 +678,17 @@ static void on_taker(struct keep *k)
 	k->due = 0;
 }
 
+/* Root of a container that got the whole folder is no daemon of ours: what is kept here can be written to. */
+static bool same_pid_ns(pid_t pid)
+{
+	struct stat ours, its;
+	char path[64];
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/ns/pid", (int)pid);
+	return pid > 0 && stat("/proc/self/ns/pid", &ours) == 0 && stat(path, &its) == 0 && ours.st_dev == its.st_dev &&
+	       ours.st_ino == its.st_ino;
+}
+
 static void on_connect(struct keep *k)
 {
 	int fd = accept4(k->listener, NULL, NULL, SOCK_CLOEXEC);
@@ -689,7 +700,8 @@ static void on_connect(struct keep *k)
 		(void)poll(NULL, 0, 10); /* no descriptor in the whole system: it is still there next time */
 		return;
 	}
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) < 0 || (cred.uid != 0 && cred.uid != geteuid())) {
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &n) < 0 || (cred.uid != 0 && cred.uid != geteuid()) ||
+	    !same_pid_ns(cred.pid)) {
 		(void)close(fd);
 		return;
 	}

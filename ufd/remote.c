@@ -170,15 +170,15 @@ void mapping_want_ready(struct mapping *m)
 			remote_kick(m, i, M_WANT | M_HELD);
 }
 
-/* Does a client but `but` hold it? */
-bool ext_held(const struct extent *x, const struct remote *but)
+/* Does a client hold it (`stages`: by its running stage)? */
+bool ext_held(const struct extent *x, bool stages)
 {
 	size_t e = ext_index(x);
 
 	for (const struct list *n = x->view->maps.next; n != &x->view->maps; n = n->next) {
 		const struct mapping *m = container_of(n, struct mapping, node);
 
-		if (m->flags[e] & M_HELD && m->remote != but && !m->remote->gone)
+		if (m->flags[e] & M_HELD && !m->remote->gone && (!stages || m->remote->stage[0]))
 			return true;
 	}
 	return false;

@@ -127,7 +127,7 @@ void mapping_want_ready(struct mapping *m);
 struct mapping *remote_map(struct remote *r, uint64_t view);
 void remote_kick(struct mapping *m, size_t ext, uint8_t flag);
 void mapping_closed(struct mapping *m, size_t first, size_t nr); /* armed: the flags say so */
-bool ext_held(const struct extent *x, const struct remote *but);
+bool ext_held(const struct extent *x, bool stages);
 int keep_put(struct pager *p, uint64_t key, const void *blob, size_t nbytes, const int *fds, unsigned int nr_fds);
 void keep_del(struct pager *p, uint64_t key);
 int keep_remote(struct remote *r, int uffd); /* no lock */

@@ -272,8 +272,11 @@ static bool pinned_by_user_only(const struct extent *x)
 	return false;
 }
 
-/* Oldest first; `held` too, or only what nobody holds. Returns bytes. */
-static uint64_t take_oldest(struct pager *p, uint64_t bytes, bool held, uint64_t now)
+/* Whose use of an extent counts against taking it. */
+enum spare { SPARE_HELD, SPARE_STAGES, SPARE_NONE };
+
+/* Oldest first. Returns bytes. */
+static uint64_t take_oldest(struct pager *p, uint64_t bytes, enum spare spare, uint64_t now)
 {
 	struct list *list = &p->lru[VIEW_NORMAL][LRU_ARMED];
 	uint64_t got = 0;
@@ -282,7 +285,8 @@ static uint64_t take_oldest(struct pager *p, uint64_t bytes, bool held, uint64_t
 		struct extent *x = container_of(n, struct extent, lru);
 
 		next = n->next;
-		if (x->view->dying || x->flags & X_DROP || pinned_by_user_only(x) || (!held && ext_held(x, NULL)))
+		if (x->view->dying || x->flags & X_DROP || pinned_by_user_only(x) ||
+		    (spare != SPARE_NONE && ext_held(x, spare == SPARE_STAGES)))
 			continue;
 		ext_lru(x, -1, false);
 		got += ext_len(x);
@@ -337,7 +341,7 @@ static void round_ask(struct pager *p)
 			p->mms[i].remote->round = 0;
 }
 
-/* What nobody holds goes first; then, after a round of questions, the longest untouched. */
+/* What nobody holds goes first; then, after a round of questions, the longest untouched, what running stages hold last. */
 void serve_evict(struct pager *p)
 {
 	uint64_t budget = __atomic_load_n(&p->budget, __ATOMIC_RELAXED), now = now_ns(), need = p->evict_need, got = 0,
@@ -350,14 +354,16 @@ void serve_evict(struct pager *p)
 	for (const struct list *l = p->drop.next; l != &p->drop && got < want; l = l->next)
 		got += extent_bytes();
 	if (got < want)
-		got += take_oldest(p, want - got, false, now);
+		got += take_oldest(p, want - got, SPARE_HELD, now);
 	if (any && got < want) {
 		if (now - p->serve->round_ns > ROUND_EVERY_NS) {
 			round_ask(p);
-			got += take_oldest(p, want - got, false, now);
+			got += take_oldest(p, want - got, SPARE_HELD, now);
 		}
 		if (got < want)
-			got += take_oldest(p, want - got, true, now);
+			got += take_oldest(p, want - got, SPARE_STAGES, now);
+		if (got < want)
+			got += take_oldest(p, want - got, SPARE_NONE, now);
 	}
 	if (!got && want) {
 		if (p->nr_fills)
@@ -959,7 +965,7 @@ static int mark(struct remote *r, uint64_t view, const struct serve_range *range
 				m->flags[e] &= (uint8_t)~M_HELD;
 			if (touch && !list_empty(&x->lru))
 				ext_lru(x, LRU_ARMED, false);
-			if (drop && !pinned && !ext_held(x, NULL)) {
+			if (drop && !pinned && !ext_held(x, false)) {
 				m->view->dropped |= x->state == EXT_READY;
 				ext_ask_drop(x, now);
 			}
@@ -1300,10 +1306,10 @@ int serve_drop(struct pager *p, const struct source_id *id, uint64_t bytes, bool
 			own_unlock(p);
 			return err_set(err, -EPERM, "only root and the daemon's user may drop what others use");
 		}
-		uint64_t got = take_oldest(p, bytes, false, now);
+		uint64_t got = 0;
 
-		if (got < bytes)
-			(void)take_oldest(p, bytes - got, true, now);
+		for (int spare = SPARE_HELD; spare <= SPARE_NONE && got < bytes; spare++)
+			got += take_oldest(p, bytes - got, (enum spare)spare, now);
 		any = true;
 	}
 	for (size_t i = 0; i < p->nr_views && !bytes; i++) {
@@ -1367,7 +1373,9 @@ int serve_pin(struct pager *p, const struct source_id *id, bool pin, uid_t uid, 
 		room = pin_room(p, uid);
 		while (at < s->nr_pins && s->pins[at] != uid)
 			at++;
-		if (pin && at == s->nr_pins) {
+		if (!may_decide(v, uid)) {
+			r = -EPERM;
+		} else if (pin && at == s->nr_pins) {
 			uid_t *more = NULL;
 
 			if (v->bytes > room)
@@ -1397,7 +1405,10 @@ int serve_pin(struct pager *p, const struct source_id *id, bool pin, uid_t uid, 
 			      v->source->path, (unsigned long long)(v->bytes / MiB), (unsigned int)uid,
 			      (unsigned long long)(room / MiB));
 	else if (r < 0)
-		(void)err_set(err, r, "%s: %s", v->source->path, r == -ENOENT ? "is not pinned" : "out of memory");
+		(void)err_set(err, r, "%s: %s", v->source->path,
+			      r == -ENOENT ? "is not pinned" :
+			      r == -EPERM  ? "others use it: only root and the daemon's user may pin it" :
+					     "out of memory");
 	(void)view_unref(v);
 	return r;
 }
