@@ -298,6 +298,7 @@ static int start_pager(struct daemon *d, struct wd_err *err)
 		.spin_us = s->spin_us,
 		.keeper = d->keeper,
 		.round = session_round,
+		.poison = session_poison,
 		.arg = server,
 	};
 	struct serve_counts counts;
@@ -325,6 +326,8 @@ static int start_pager(struct daemon *d, struct wd_err *err)
 	if (fd >= 0) {
 		if (caps.event_fork)
 			server->welcome_flags |= WIRE_EVENT_FORK;
+		if (caps.poison)
+			server->welcome_flags |= WIRE_POISONS;
 		(void)close(fd);
 	}
 	serve_counts(server->pager, &counts);

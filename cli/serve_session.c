@@ -457,18 +457,31 @@ void session_notify(struct server *s, uint64_t id)
 	session_unref(c);
 }
 
-void session_round(void *server, struct remote *r, uint64_t round)
+static void tell(struct server *s, struct remote *r, const void *m)
 {
-	struct server *s = server;
 	struct session *c;
-	struct wire_round m = { .round = round };
 
-	WIRE_INIT(m, WIRE_ROUND, 0);
 	lock(s); /* so that the session is not ended meanwhile */
 	c = remote_session(r);
 	if (c)
-		(void)wire_send(c->notify_fd, &m, NULL, 0, false);
+		(void)wire_send(c->notify_fd, m, NULL, 0, false);
 	unlock(s);
+}
+
+void session_round(void *server, struct remote *r, uint64_t round)
+{
+	struct wire_round m = { .round = round };
+
+	WIRE_INIT(m, WIRE_ROUND, 0);
+	tell(server, r, &m);
+}
+
+void session_poison(void *server, struct remote *r, uint64_t address)
+{
+	struct wire_page m = { .address = address };
+
+	WIRE_INIT(m, WIRE_POISON, 0);
+	tell(server, r, &m);
 }
 
 /* ------------------------------------------------------------------ the session's thread */

@@ -61,6 +61,8 @@ int session_expire(struct server *s);
 
 /* For struct serve_config: any thread. */
 void session_round(void *server, struct remote *r, uint64_t round);
+/* For serve_config.poison. */
+void session_poison(void *server, struct remote *r, uint64_t address);
 /* A session of a daemon that was here before (serve_session_fn). It starts by session_resume(). */
 void session_adopt(void *server, struct remote *r, int control_fd, int notify_fd);
 void session_resume(struct server *s);

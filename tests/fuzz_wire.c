@@ -205,6 +205,7 @@ static const struct {
 	{ "json", WIRE_JSON, sizeof(struct wire_plain), 1 },
 	{ "ping", WIRE_PING, sizeof(struct wire_plain), 0 },
 	{ "round", WIRE_ROUND, sizeof(struct wire_round), 0 },
+	{ "poison", WIRE_POISON, sizeof(struct wire_page), 0 },
 	{ "touched", WIRE_TOUCHED, offsetof(struct wire_ranges, ranges) + 3 * sizeof(struct wire_range), 0 },
 };
 

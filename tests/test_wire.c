@@ -246,7 +246,7 @@ static unsigned int welcome(union wire_any *m)
 {
 	WIRE_INIT(m->welcome, WIRE_WELCOME, 7);
 	m->welcome.version = WIRE_VERSION;
-	m->welcome.flags = WIRE_EVENT_FORK | WIRE_PRIVATE;
+	m->welcome.flags = WIRE_EVENT_FORK | WIRE_PRIVATE | WIRE_POISONS;
 	m->welcome.page_bytes = 65536;
 	m->welcome.extent_bytes = 65536;
 	text(m->welcome.release, sizeof(m->welcome.release));
@@ -362,6 +362,13 @@ static unsigned int resume(union wire_any *m)
 	return plain(m, WIRE_RESUME);
 }
 
+static unsigned int poison(union wire_any *m)
+{
+	m->page.address = 0x7f0000001000;
+	WIRE_INIT(m->page, WIRE_POISON, 0);
+	return 0;
+}
+
 /* How many descriptors fewer or more would be right as well. */
 static const struct good {
 	unsigned int (*make)(union wire_any *m);
@@ -390,6 +397,7 @@ static const struct good {
 	{ ping, 0, 0 },          { pong, 0, 0 },
 	{ round_, 0, 0 },        { round_done, 0, 0 },
 	{ resume, 0, 0 },
+	{ poison, 0, 0 },
 };
 
 /* wire_check() on a copy that ends where memory ends: whoever looks behind it dies. */
@@ -423,7 +431,7 @@ START_TEST(test_every_type_is_known_once)
 	}
 	for (uint32_t type = 0; type < 256; type++) {
 		bool is = (type >= WIRE_HELLO && type < WIRE_CLIENT_LAST) ||
-			  (type >= WIRE_WELCOME && type <= WIRE_JSON) || (type >= WIRE_PING && type <= WIRE_RESUME);
+			  (type >= WIRE_WELCOME && type <= WIRE_JSON) || (type >= WIRE_PING && type <= WIRE_POISON);
 
 		ck_assert_msg(seen[type] == is, "type %u", type);
 	}
@@ -538,7 +546,7 @@ static const struct {
 	{ pin, "pad", AT(admin.pad), 1, -EPROTO },
 	{ pin, "bytes", AT(admin.bytes), 1, -EPROTO },
 	{ welcome, "other version", AT(welcome.version), WIRE_VERSION + 1, -EPROTO },
-	{ welcome, "unknown flag", AT(welcome.flags), 4, -EPROTO },
+	{ welcome, "unknown flag", AT(welcome.flags), 8, -EPROTO },
 	{ welcome, "failed, with a socket", AT(welcome.status), (uint32_t)-EUSERS, -EPROTO },
 	{ welcome, "positive status", AT(welcome.status), 1, -EPROTO },
 	{ not_welcome, "no status, but no sizes", AT(welcome.status), 0, -EPROTO },

@@ -366,7 +366,6 @@ int client_setup(struct pager *p, const char *socket, bool autostart, struct wd_
 	(void)pthread_mutex_init(&c->views_lock, NULL);
 	(void)pthread_mutex_init(&c->clear, NULL);
 	p->pagemap_fd = pagemap_open();
-	p->caps.poison = true; /* how poison is taken off */
 	r = wire_connect(socket, &c->control, c->path, err);
 	if ((r == -ENOENT || r == -ECONNREFUSED) && autostart) {
 		r = client_autostart(socket, err);
@@ -379,8 +378,11 @@ int client_setup(struct pager *p, const char *socket, bool autostart, struct wd_
 		r = introduce(c, err);
 	}
 	if (r == 0) {
+		p->caps.poison = c->flags & WIRE_POISONS;
+		if (!p->caps.poison)
+			p->empty_fd = memfd_create("weightd-poison", MFD_CLOEXEC);
 		c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-		r = c->wake_fd < 0 ? -errno : service_start(c);
+		r = c->wake_fd < 0 || (!p->caps.poison && p->empty_fd < 0) ? -errno : service_start(c);
 		if (r < 0)
 			(void)err_set(err, r, "cannot use a daemon: %s", strerror(-r));
 	}
@@ -390,6 +392,11 @@ int client_setup(struct pager *p, const char *socket, bool autostart, struct wd_
 	}
 	p->client = c;
 	return 0;
+}
+
+int client_uffd(const struct pager *p)
+{
+	return p->client->uffd;
 }
 
 void client_done(struct pager *p)
@@ -562,6 +569,8 @@ static int map_view(struct client *c, struct client_view *cv, int arena_fd, stru
 	/* PROT_NONE until it is armed: see view_map(). */
 	if (mmap(v->base, len, PROT_NONE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, arena_fd, 0) == MAP_FAILED)
 		return view_map_failed(v, -errno, "map", err);
+	if (!v->pager->caps.poison) /* to put a page back there */
+		v->arena.fd = fcntl(arena_fd, F_DUPFD_CLOEXEC, 3);
 	(void)munlock(v->base, len);
 	(void)madvise(v->base, len, MADV_HUGEPAGE);
 	(void)madvise(v->base, len, MADV_DONTDUMP);
@@ -1296,6 +1305,37 @@ static void do_round(struct client *c)
 }
 
 /* Takes what the daemon has sent. False: it has hung up. */
+static int any_run(void *arg, const struct page_run *run)
+{
+	(void)arg;
+	(void)run;
+	return 1;
+}
+
+/* Before 6.6: a page of an empty file, where nothing is mapped yet; the touching thread waits until it is woken. */
+static void poison_here(struct client *c, uint64_t address)
+{
+	struct pager *p = c->pager;
+	uint64_t page = page_bytes();
+
+	(void)pthread_mutex_lock(&c->views_lock);
+	for (struct client_view *cv = c->views; cv; cv = cv->next) {
+		struct view *v = cv->view;
+		uint64_t off = round_down(address - (uintptr_t)v->base, page);
+		unsigned char *at = v->base + off;
+
+		if (address < (uintptr_t)v->base || off >= v->bytes || !v->client)
+			continue;
+		if (pagemap_scan(p->pagemap_fd, at, page, any_run, NULL) == 0 &&
+		    mmap(at, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, p->empty_fd, 0) != MAP_FAILED)
+			(void)__atomic_fetch_or(&v->poisoned[off / page / 64], (uint64_t)1 << off / page % 64,
+						__ATOMIC_RELEASE);
+		(void)uffd_wake(c->uffd, at, page);
+		break;
+	}
+	(void)pthread_mutex_unlock(&c->views_lock);
+}
+
 static bool read_notes(struct client *c)
 {
 	int fds[WIRE_MAX_FDS], r;
@@ -1313,6 +1353,9 @@ static bool read_notes(struct client *c)
 			break;
 		case WIRE_ROUND:
 			c->round = c->note.round.round;
+			break;
+		case WIRE_POISON:
+			poison_here(c, c->note.page.address);
 			break;
 		default:
 			break;

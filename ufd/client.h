@@ -20,6 +20,7 @@ struct client_view; /* in view.client */
  * -EPROTONOSUPPORT: another version. */
 int client_setup(struct pager *p, const char *socket, bool autostart, struct wd_err *err);
 void client_done(struct pager *p);
+int client_uffd(const struct pager *p); /* our own descriptor of what the daemon serves by */
 /* Maps it; a plain mapping of the file (v->mmap) where there is no daemon any more. */
 int client_view_open(struct view *v, struct wd_err *err);
 void client_view_close(struct view *v); /* before it is unmapped */

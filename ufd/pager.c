@@ -1185,6 +1185,7 @@ void view_forbid(struct view *v, const char *stage)
 void view_lift(struct view *v, size_t first, size_t nr)
 {
 	uint64_t page = page_bytes(), per = extent_bytes() / page;
+	int fd = v->pager->client ? client_uffd(v->pager) : v->pager->mms[0].uffd;
 	sigset_t all, saved;
 
 	/* One at a time: the worker opens (perhaps by CONTINUE, which lifts poison) only after a discard that another thread
@@ -1209,7 +1210,7 @@ void view_lift(struct view *v, size_t first, size_t nr)
 		}
 		if (mmap(at, page, PROT_NONE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, v->arena.fd,
 			 (off_t)(i * page)) != MAP_FAILED) {
-			(void)uffd_register(v->pager->mms[0].uffd, at, page, false);
+			(void)uffd_register(fd, at, page, false);
 			(void)mprotect(at, page, v->read_only ? PROT_READ : PROT_READ | PROT_WRITE);
 		}
 	}

@@ -670,6 +670,15 @@ static void poison_some(struct remote *r)
 
 	m->view->stats.failed++;
 	p->stats.failed++;
+	if (!r->caps.poison) {
+		/* (A child that has no session waits: nobody can do it for it.) */
+		if (r->session && p->serve->config.poison) {
+			own_unlock(p);
+			p->serve->config.poison(p->serve->config.arg, r, address);
+			own_lock(p);
+		}
+		return;
+	}
 	begin(m);
 	e = uffd_poison(fd_of(r), at, page_bytes());
 	if (e == 0 && m->state)

@@ -1444,13 +1444,6 @@ static int make(const struct serve_config *config, const struct arena_fs *fs, st
 		free(s);
 		return r;
 	}
-	if (!s->pager->caps.poison) {
-		(void)pager_unref(s->pager);
-		free(s);
-		return err_set(err, -EOPNOTSUPP,
-			       "the daemon needs UFFDIO_POISON (Linux 6.6); without it use "
-			       "WEIGHTD_MODE=embedded in each process");
-	}
 	*ret = s->pager;
 	return 0;
 }

@@ -30,6 +30,8 @@ struct serve_config {
 	struct keeper *keeper; /* borrowed; NULL: none (tests) */
 	/* Asks a client's session for its touched extents (WIRE_ROUND). Called without a lock; must not wait. */
 	void (*round)(void *arg, struct remote *r, uint64_t round);
+	/* Before 6.6: the client's session asks it to make this page an error (WIRE_POISON). The same rules. */
+	void (*poison)(void *arg, struct remote *r, uint64_t address);
 	void *arg;
 };
 

@@ -69,6 +69,7 @@ static const struct {
 	[WIRE_TOUCHED] = { CHANGES_SIZE, 0, 0 },
 	[WIRE_ROUND_DONE] = { sizeof(struct wire_round), 0, 0 },
 	[WIRE_RESUME] = { sizeof(struct wire_plain), 0, 0 },
+	[WIRE_POISON] = { sizeof(struct wire_page), 0, 0 },
 };
 
 _Static_assert(sizeof(struct wire_ranges) < CHANGES_SIZE && sizeof(struct wire_job) < CHANGES_SIZE, "fits a message");
@@ -109,7 +110,7 @@ static bool check_welcome(const struct wire_welcome *m, unsigned int nr_fds)
 		return false;
 	if (m->status != 0) /* of any version */
 		return is_errno(m->status) && nr_fds == 0;
-	return m->version == WIRE_VERSION && !(m->flags & ~(WIRE_EVENT_FORK | WIRE_PRIVATE)) &&
+	return m->version == WIRE_VERSION && !(m->flags & ~(WIRE_EVENT_FORK | WIRE_PRIVATE | WIRE_POISONS)) &&
 	       is_power(m->page_bytes) && is_power(m->extent_bytes) && m->page_bytes <= m->extent_bytes &&
 	       m->extent_bytes < MAX_BYTES;
 }
@@ -199,6 +200,7 @@ static bool check_body(const union wire_any *m, size_t nbytes, unsigned int nr_f
 	case WIRE_ROUND:
 	case WIRE_ROUND_DONE:
 	case WIRE_RESUME:
+	case WIRE_POISON:
 		return true;
 	case WIRE_CLIENT_LAST:
 		break;

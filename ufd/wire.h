@@ -78,6 +78,7 @@ enum wire_type {
 	WIRE_TOUCHED,    /* client -> daemon, any number */
 	WIRE_ROUND_DONE, /* client -> daemon */
 	WIRE_RESUME,     /* daemon -> client: a new daemon has taken over; ask again what you waited for */
+	WIRE_POISON,      /* daemon -> client: this page shall be an error (struct wire_page) */
 };
 
 struct wire_head {
@@ -99,6 +100,7 @@ struct wire_hello {
 
 enum {
 	WIRE_EVENT_FORK = 1 << 0, /* the daemon may ask for fork events: forked children are served */
+	WIRE_POISONS = 1 << 2,    /* the kernel has UFFDIO_POISON; else the daemon asks by WIRE_POISON */
 	WIRE_PRIVATE = 1 << 1,    /* an arena can be written by nobody but the daemon, root in a container included */
 };
 
@@ -259,6 +261,12 @@ struct wire_admin {
 			 * dropped_bytes and resident_bytes */
 };
 
+/* Before 6.6 only the process itself can make a touch of its page an error: by mapping an empty file there. */
+struct wire_page {
+	struct wire_head h;
+	uint64_t address;
+};
+
 struct wire_round {
 	struct wire_head h;
 	uint64_t round;
@@ -286,6 +294,7 @@ union wire_any {
 	struct wire_stats stats;
 	struct wire_admin admin;
 	struct wire_round round;
+	struct wire_page page;
 	unsigned char bytes[WIRE_MAX_BYTES];
 };
 
