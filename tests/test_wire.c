@@ -396,8 +396,7 @@ static const struct good {
 	{ stats, 0, 0 },         { json, 0, 0 },
 	{ ping, 0, 0 },          { pong, 0, 0 },
 	{ round_, 0, 0 },        { round_done, 0, 0 },
-	{ resume, 0, 0 },
-	{ poison, 0, 0 },
+	{ resume, 0, 0 },        { poison, 0, 0 },
 };
 
 /* wire_check() on a copy that ends where memory ends: whoever looks behind it dies. */

@@ -78,7 +78,7 @@ enum wire_type {
 	WIRE_TOUCHED,    /* client -> daemon, any number */
 	WIRE_ROUND_DONE, /* client -> daemon */
 	WIRE_RESUME,     /* daemon -> client: a new daemon has taken over; ask again what you waited for */
-	WIRE_POISON,      /* daemon -> client: this page shall be an error (struct wire_page) */
+	WIRE_POISON,     /* daemon -> client: this page shall be an error (struct wire_page) */
 };
 
 struct wire_head {
