@@ -632,6 +632,18 @@ void dump_all(const struct daemon *d, pid_t peer)
 		dump_process(pids[i]);
 }
 
+void add_full_named(TCase *tc, const char *name, const TTest *test, int from, int to)
+{
+	static struct pager_caps caps;
+
+	if (!caps.page_bytes)
+		pager_caps_probe(&caps, NULL);
+	if (caps.dev_userfaultfd == 0 || caps.sys_userfaultfd == 0)
+		tcase_add_loop_test(tc, test, from, to);
+	else
+		skip(name, "a daemon of this user gets user-mode faults only");
+}
+
 /* ------------------------------------------------------------------ the tool */
 
 void tool_done(struct tool *t)
@@ -1226,7 +1238,7 @@ int64_t do_drop_storm(const void *arg)
 	int fd = -1;
 
 	(void)arg;
-	while (!words_shared[0]) {
+	while (!n || !words_shared[0]) {
 		int r;
 
 		/* The daemon may be killed under this. */
@@ -1245,8 +1257,7 @@ int64_t do_drop_storm(const void *arg)
 		n++;
 		(void)usleep(500);
 	}
-	if (fd >= 0)
-		(void)close(fd);
+	(void)close(fd);
 	return n;
 }
 

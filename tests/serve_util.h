@@ -72,6 +72,11 @@ struct held held_by(pid_t pid);
 struct held daemon_held_until(const struct daemon *d, const struct held *most);
 uint64_t pss_of(pid_t pid);
 
+/* Adds a test for _i from..to-1, if a daemon of this user gets kernel-mode faults; otherwise it takes back only what clients
+ * have given up, and the test is skipped. */
+#define add_full(tc, test, from, to) add_full_named(tc, #test, test, from, to)
+void add_full_named(TCase *tc, const char *name, const TTest *test, int from, int to);
+
 /* ---- the tool */
 struct tool {
 	int code; /* exit code, or 1000 + signal */

@@ -1111,16 +1111,16 @@ int main(void)
 	tcase_add_loop_test(tc, test_changed_file, 0, 2);
 	tcase_add_test(tc, test_link_chmod_rename_unlink_disturb_nobody);
 	tcase_add_test(tc, test_ctime_alone);
-	tcase_add_loop_test(tc, test_three_models_in_a_budget_for_one_and_a_half, 1, 2);
-	tcase_add_loop_test(tc, test_three_models_in_a_budget_for_one_and_a_half, 3, 4);
+	add_full(tc, test_three_models_in_a_budget_for_one_and_a_half, 1, 2);
+	add_full(tc, test_three_models_in_a_budget_for_one_and_a_half, 3, 4);
 	tcase_add_test(tc, test_client_leaves_cache_that_can_be_dropped);
-	tcase_add_test(tc, test_pins);
-	tcase_add_test(tc, test_a_stage_holds_what_it_uses);
+	add_full(tc, test_pins, 0, 1);
+	add_full(tc, test_a_stage_holds_what_it_uses, 0, 1);
 	tcase_add_test(tc, test_a_stage_drops_only_what_nobody_holds);
 	tcase_add_test(tc, test_numa_is_shown);
-	tcase_add_loop_test(tc, test_system_calls_on_unread_weights, 0, root ? 2 : 1);
-	tcase_add_test(tc, test_debuggers_and_core_dumps);
-	tcase_add_test(tc, test_client_changes_its_view);
+	add_full(tc, test_system_calls_on_unread_weights, 0, root ? 2 : 1);
+	add_full(tc, test_debuggers_and_core_dumps, 0, 1);
+	add_full(tc, test_client_changes_its_view, 0, 1);
 	if (root) {
 		tcase_add_loop_test(tc, test_no_client_can_write, 0, 2);
 		tcase_add_test(tc, test_drop_and_pin_by_others);

@@ -873,9 +873,8 @@ void *reader_main(void *arg)
 		if (p->reserve_fd < 0) {
 			p->reserve_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 			if (p->reserve_fd < 0) {
-
 				own_lock(p);
-				p->reap = true;
+				p->reap = !p->serve; /* (a client's has a thread that asks) */
 				(void)pthread_cond_signal(&p->work);
 				own_unlock(p);
 				retry = true;

@@ -498,6 +498,32 @@ static bool to_open(const struct mapping *m, size_t i, uint8_t flags)
 	return m->flags[i] & flags && x->view && x->state == EXT_READY && !(x->flags & X_TAKING);
 }
 
+#define NR_PAGES 16
+
+/* Needs no VMA. Across a border of VMAs (the client has protected a part) only the pages that are waited for. */
+static int open_by_page(struct mapping *m, size_t ext)
+{
+	struct pager *p = m->remote->pager;
+	unsigned char *at = m->base + ext * extent_bytes();
+	uint64_t len = MIN(extent_bytes(), m->view->bytes - ext * extent_bytes()), pages[NR_PAGES];
+	int e = uffd_continue(fd_of(m->remote), at, len), nr = 0;
+
+	if (e == -ENOENT) {
+		own_lock(p);
+		for (size_t i = 0; i < NR_WAITING && nr < NR_PAGES; i++)
+			if (p->waiting[i].ext && p->waiting[i].map == m && ext_index(p->waiting[i].ext) == ext)
+				pages[nr++] = round_down(p->waiting[i].address, page_bytes());
+		own_unlock(p);
+		while (nr > 0)
+			(void)uffd_continue(fd_of(m->remote), (void *)(uintptr_t)pages[--nr], page_bytes());
+	}
+	if (e < 0 && e != -EAGAIN)
+		(void)uffd_wake(fd_of(m->remote), at, len);
+	if (e == -ESRCH)
+		m->remote->probe_ns = 0;
+	return e;
+}
+
 /* Opens one run of what is READY and wanted: first what a thread waits for. Returns false if there was none. */
 static bool open_run(struct mapping *m, uint8_t flags)
 {
@@ -505,7 +531,7 @@ static bool open_run(struct mapping *m, uint8_t flags)
 	struct pager *p = r->pager;
 	struct view *v = m->view;
 	size_t first = m->work_lo, nr = 0;
-	bool by_page, again = false;
+	bool by_page, again[OPEN_RUN_MAX] = { 0 };
 	unsigned char *at;
 	uint64_t len;
 
@@ -535,25 +561,23 @@ static bool open_run(struct mapping *m, uint8_t flags)
 
 		by_page = e == -ENOMEM;
 	}
-	if (by_page) {
-		int e = uffd_continue(fd_of(r), at, len);
-
-		again = e == -EAGAIN; /* a fork in flight */
-		if (e < 0 && !again)
-			(void)uffd_wake(fd_of(r), at, len);
-		if (e == -ESRCH)
-			r->probe_ns = 0;
-	}
+	for (size_t i = 0; by_page && i < nr; i++)
+		again[i] = open_by_page(m, first + i) == -EAGAIN; /* a fork in flight */
 	end(m);
-	for (size_t i = first; !again && i < first + nr; i++) {
+	for (size_t i = first; i < first + nr; i++) {
+		if (again[i - first])
+			continue;
 		m->flags[i] &= (uint8_t) ~(M_WAIT | M_WANT);
 		if (!by_page)
 			open_flag(m, i, true);
 		if (v->ext[i].state == EXT_READY)
 			m->flags[i] |= M_HELD;
 	}
-	if (!again)
+	if (!by_page)
 		answered(m, first, nr);
+	for (size_t i = 0; by_page && i < nr; i++)
+		if (!again[i])
+			answered(m, first + i, 1);
 	(void)pthread_cond_broadcast(&r->changed);
 	return true;
 }
