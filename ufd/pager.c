@@ -851,7 +851,8 @@ static bool at_daemon(const struct view *v)
 
 /* ------------------------------------------------------------------ dropping */
 
-/* For how long a drop that cannot be done is tried again (a fork in flight, a child that is setting itself up). */
+/* For how long a drop that cannot be done is tried again (a fork in flight, a child that is setting itself up). In WAY_SERVE ten
+ * times as long: a thread for each client must get its turn. */
 #define DROP_DEADLINE_NS 100000000
 
 void ext_ask_drop(struct extent *x, uint64_t now)
@@ -864,7 +865,7 @@ void ext_ask_drop(struct extent *x, uint64_t now)
 			ext_settle(x); /* out of the queue of what is read ahead */
 		return;
 	}
-	x->drop_ns = now + DROP_DEADLINE_NS;
+	x->drop_ns = now + (p->serve ? 10 : 1) * DROP_DEADLINE_NS;
 	if (!(x->flags & X_DROP)) {
 		x->flags |= X_DROP;
 		p->nr_drops++;

@@ -455,12 +455,14 @@ static int fd_of(const struct remote *r)
 static void begin(struct mapping *m)
 {
 	m->busy++;
+	m->remote->working = true;
 	own_unlock(m->remote->pager);
 }
 
 static void end(struct mapping *m)
 {
 	own_lock(m->remote->pager);
+	m->remote->working = false;
 	m->busy--;
 	(void)pthread_cond_broadcast(&m->remote->changed);
 }

@@ -59,6 +59,7 @@ struct remote {
 	pthread_t worker_thread, express_thread;
 	pthread_cond_t work, express, changed;
 	unsigned int nr_arms, borders;
+	bool working; /* its worker is in an ioctl */
 	atomic_uint reading; /* odd while the reader takes its events in */
 	unsigned int forks;  /* children taken in */
 	size_t kept_maps;    /* adopted: how many mappings it had when it was made */

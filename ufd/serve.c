@@ -232,8 +232,10 @@ bool serve_arm(struct pager *p, const struct run *r, uint64_t until)
 				/* It does not come through: not now, and not so soon again. */
 				m->arm = ARM_NONE;
 				who->nr_arms--;
-				who->stall_ns = MIN(MAX(who->stall_ns * 2, STALL_MIN_NS), STALL_MAX_NS);
-				who->stalled_until_ns = now_ns() + who->stall_ns;
+				if (who->working) { /* else it has only not had a processor yet */
+					who->stall_ns = MIN(MAX(who->stall_ns * 2, STALL_MIN_NS), STALL_MAX_NS);
+					who->stalled_until_ns = now_ns() + who->stall_ns;
+				}
 				forking = true;
 				until = 0;
 				continue;

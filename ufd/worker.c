@@ -279,10 +279,11 @@ static bool arm_and_probe(struct pager *p, const struct run *r, uint64_t until)
 
 /* ------------------------------------------------------------------ taking back */
 
-/* What holds an extent up (the reader's CONTINUE, a fork, a child that sets itself up) needs a moment, and the lock. */
+/* What holds an extent up (the reader's CONTINUE, a fork, a child that sets itself up, a client) needs a moment, and the
+ * lock. */
 static void breathe(struct pager *p)
 {
-	const struct timespec t = { .tv_nsec = 20000 };
+	const struct timespec t = { .tv_nsec = p->serve ? 500000 : 20000 };
 
 	own_unlock(p);
 	(void)nanosleep(&t, NULL);
