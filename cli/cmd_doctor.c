@@ -397,6 +397,7 @@ static const char *stat_text(const struct report *r, const char *key)
 static void add_daemon(struct report *r, const char *socket)
 {
 	static const char gives[] = "one copy of the weights for all processes";
+	const char *named = socket ? socket : getenv("WEIGHTD_SOCKET");
 
 	r->daemon_error = daemon_connect(socket, &r->daemon, &r->daemon_err);
 	if (r->daemon_error == 0)
@@ -411,7 +412,8 @@ static void add_daemon(struct report *r, const char *socket)
 		    gives, NULL);
 	} else if (r->daemon_error == -ENOENT || r->daemon_error == -ECONNREFUSED) {
 		add(r, "daemon", MISSING, text(r, "none answers at %s", r->daemon.path), gives,
-		    text(r, "weightd serve, or set WEIGHTD_AUTOSTART=1"));
+		    text(r, "weightd serve%s%s, or set WEIGHTD_AUTOSTART=1 for programs",
+			 named && *named ? " --socket=" : "", named ? named : ""));
 	} else {
 		add(r, "daemon", MISSING, text(r, "%s", r->daemon_err.text), gives,
 		    r->daemon_error == -EPROTONOSUPPORT ?

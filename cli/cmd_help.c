@@ -16,8 +16,8 @@ void cmd_print_overview(FILE *to)
 {
 	(void)fputs("Usage: weightd COMMAND [OPTION]... [ARGUMENT]...\n"
 		    "\n"
-		    "Owns the memory of model weights: checkpoint files stay where they are, the first\n"
-		    "touch of a tensor reads it, and what a stage does not use leaves memory.\n"
+		    "Owns the memory of model weights: checkpoint files stay where they are, the\n"
+		    "first touch of a tensor reads it, and what a stage does not use leaves memory.\n"
 		    "\n"
 		    "Commands:\n",
 		    to);
@@ -30,7 +30,7 @@ void cmd_print_overview(FILE *to)
 		    "\n"
 		    "'weightd COMMAND --help' tells a command's options, weightd(1) all of them.\n"
 		    "Sizes are in powers of 1024: 8G is 8 GiB.\n"
-		    "Exit status: 0 done, 1 something failed (stderr says what), 2 wrong command line.\n",
+		    "Exit status: 0 done, 1 something failed (stderr says what), 2 bad command line.\n",
 		    to);
 }
 

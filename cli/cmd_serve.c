@@ -39,40 +39,41 @@
 
 static const char help[] = "Usage: weightd serve [OPTION]...\n"
 			   "\n"
-			   "The daemon: keeps one copy of the weights for all processes of this machine. Programs\n"
-			   "use it by themselves when it runs. Each option is also a key of the configuration\n"
-			   "file, one \"key = value\" a line ('#' begins a comment line; yes or no where the\n"
-			   "option has no value); the command line comes first.\n"
+			   "The daemon: keeps one copy of the weights for all processes of this machine.\n"
+			   "Programs use it by themselves when it runs. Each option but --config is also a\n"
+			   "key of the configuration file, one \"key = value\" a line ('#' begins a comment\n"
+			   "line; yes or no where the option has no value); the command line comes first.\n"
 			   "\n"
 			   "Options:\n"
-			   "  --config=FILE       configuration (/etc/weightd/weightd.conf; a user's own daemon:\n"
-			   "                      $XDG_CONFIG_HOME/weightd/weightd.conf or under ~/.config)\n"
+			   "  --config=FILE       configuration (/etc/weightd/weightd.conf; a user's own:\n"
+			   "                      $XDG_CONFIG_HOME/weightd/weightd.conf or in ~/.config)\n"
 			   "  --socket=PATH       where it listens (/run/weightd/weightd.sock; a user's own:\n"
 			   "                      weightd.sock in $XDG_RUNTIME_DIR, or in /tmp/weightd-UID)\n"
-			   "  --socket-mode=MODE  who may connect (0666: reading needs an open file; a user's own:\n"
-			   "                      0600)\n"
-			   "  --budget=SIZE       memory for weights: 64G, 50% of the machine's or cgroup's, or\n"
-			   "                      auto (what is free, less a reserve)\n"
-			   "  --idle-exit=TIME    end when there has been no client for so long: 90s, 10m, 2h,\n"
-			   "                      never (never)\n"
-			   "  --preload=LIST      read these checkpoints at once: files and folders with commas\n"
-			   "                      between them, or @FILE with one a line\n"
+			   "  --socket-mode=MODE  who may connect (0666: reading needs an open file; a\n"
+			   "                      user's own: 0600)\n"
+			   "  --budget=SIZE       memory for weights: 64G, 50% of the machine's or cgroup's,\n"
+			   "                      or auto (what is free, less a reserve)\n"
+			   "  --idle-exit=TIME    end when there has been no client for so long: 90s, 10m,\n"
+			   "                      2h, never (never)\n"
+			   "  --preload=LIST      read these checkpoints at once: files and folders with\n"
+			   "                      commas between them, or @FILE with one a line\n"
 			   "  --numa=POLICY       where memory is taken: default, interleave, local, node:N\n"
 			   "  --max-clients=N     processes that are connected at once (1024)\n"
 			   "  --max-clients-per-user=N  of one user (256)\n"
 			   "  --max-views=N       checkpoint files that one client has open (4096)\n"
 			   "  --pin-percent=N     part of the budget that one user may pin (50)\n"
-			   "  --spin-us=N         how long the pager looks for the next fault before it sleeps (0)\n"
+			   "  --spin-us=N         how long the pager looks for a fault before it sleeps (0)\n"
 			   "  --takeover          replace the daemon that runs: clients and cache are kept\n"
-			   "  --no-keeper         without the process that holds everything when the daemon dies\n"
-			   "  --detach            return when the daemon serves; it runs on in the background.\n"
-			   "                      What it has to say is lost unless stderr is a file\n"
+			   "  --no-keeper         without the process that holds all when the daemon dies\n"
+			   "  --detach            return when the daemon serves; it runs on in the\n"
+			   "                      background. What it says is lost unless stderr is a file\n"
 			   "  --help              print this\n"
 			   "\n"
 			   "SIZE is in bytes, or with K, M, G, T in powers of 1024: 64G is 64 GiB.\n"
-			   "Signals: SIGTERM and SIGINT end it, its clients go on with mapped files; a second one\n"
-			   "ends it at once. SIGHUP reads the configuration again. WEIGHTD_LOG=info tells who\n"
-			   "comes and goes.\n"
+			   "Signals: SIGTERM and SIGINT end it, its clients go on with mapped files; a\n"
+			   "second one ends it at once. SIGHUP reads the configuration again.\n"
+			   "WEIGHTD_LOG=info tells who comes and goes. WEIGHTD_SOCKET is for clients:\n"
+			   "--socket says where it listens.\n"
 			   "Exit status: 0 ended as asked, 1 failed, 2 wrong command line.\n";
 
 struct daemon {
@@ -417,7 +418,7 @@ static void on_child(struct daemon *d)
 	if (d->preload > 0 && waitpid(d->preload, &status, WNOHANG) == d->preload) {
 		d->preload = 0;
 		if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
-			log_info("preload: all that was listed is in memory");
+			log_info("preload: all that was listed has been read");
 		else if (WIFEXITED(status))
 			log_error("preload: not all that was listed could be read (see above)");
 		else

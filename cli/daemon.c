@@ -50,8 +50,15 @@ int daemon_connect(const char *socket, struct daemon *ret, struct wd_err *err)
 	if (!m)
 		return err_set(err, -ENOMEM, "out of memory");
 	r = wire_connect(socket, &ret->fd, ret->path, err);
-	if (r == -ENOENT || r == -ECONNREFUSED)
-		return err_set(err, r, "%s: start one with `weightd serve`, or set WEIGHTD_AUTOSTART=1", err->text);
+	if (r == -ENOENT || r == -ECONNREFUSED) {
+		const char *named = socket ? socket : getenv("WEIGHTD_SOCKET");
+
+		/* `weightd serve` does not obey WEIGHTD_SOCKET: without the option it would listen elsewhere. */
+		return err_set(
+			err, r,
+			"%s: start one with `weightd serve%s%s`, or let programs start it by WEIGHTD_AUTOSTART=1",
+			err->text, named && *named ? " --socket=" : "", named ? named : "");
+	}
 	if (r < 0)
 		return r;
 	m->hello = (struct wire_hello){ .version = WIRE_VERSION, .name = "weightd" };

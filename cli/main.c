@@ -10,7 +10,7 @@
 const struct command commands[] = {
 	{ "inspect", cmd_inspect, "FILE...", "list what checkpoints hold: tensors, types, shapes, places" },
 	{ "doctor", cmd_doctor, "", "say what this machine offers, and what weightd makes of it" },
-	{ "demo", cmd_demo, "[FILE...]", "run a three-stage pipeline with and without weightd, and compare" },
+	{ "demo", cmd_demo, "[FILE...]", "compare a three-stage pipeline with and without weightd" },
 	{ "serve", cmd_serve, "", "run the daemon: one copy of the weights for all processes" },
 	{ "ls", cmd_ls, "", "list what a daemon has in memory, and who uses it" },
 	{ "stat", cmd_stat, "", "print a daemon's counts: memory, reads, drops, waits" },

@@ -212,7 +212,8 @@ static int check_views(const struct session *c, struct wd_err *err)
 
 	if (c->nr_views >= s->max_views)
 		return err_set(err, -EUSERS,
-			       "this client has attached %zu views, the limit; raise it by --max-views or max-views =",
+			       "this client has attached %zu views, the limit; raise it by --max-views or in the "
+			       "daemon's configuration",
 			       c->nr_views);
 	if (c->uid == 0 || c->uid == geteuid())
 		return 0;

@@ -346,13 +346,13 @@ static void hello(struct server *s, struct pending *p, const struct wire_hello *
 	}
 	if (session_count(s) >= most) {
 		refuse(s, p, m->h.seq, -EUSERS,
-		       "the daemon has %u clients, its limit; raise it by --max-clients or max-clients =", most);
+		       "the daemon has %u clients, its limit; raise it by --max-clients or in its configuration", most);
 		return;
 	}
 	if (sessions_of(s, p->uid) >= most_of_user) {
 		refuse(s, p, m->h.seq, -EUSERS,
-		       "this user (uid %u) has %u clients, the limit; raise it by --max-clients-per-user or "
-		       "max-clients-per-user =",
+		       "this user (uid %u) has %u clients, the limit; raise it by --max-clients-per-user or in "
+		       "the daemon's configuration",
 		       p->uid, most_of_user);
 		return;
 	}

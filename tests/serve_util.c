@@ -778,6 +778,16 @@ uint64_t stat_until_at_most(const char *key, uint64_t most)
 	return n;
 }
 
+void must_drop_all(bool force)
+{
+	uint64_t end = now_ms() + WAIT_MS, left;
+
+	do
+		must_tool("drop --all%s", force ? " --force" : "");
+	while ((left = must_stat("resident_bytes")) && now_ms() < end);
+	need_msg(!left, "%" PRIu64 " KiB stay in memory", left / KiB);
+}
+
 json_t *listed(uid_t uid, const char *name, json_t **ret_all)
 {
 	json_t *sources, *value;

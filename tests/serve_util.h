@@ -94,6 +94,8 @@ json_t *must_json(uid_t uid, const char *words);
 uint64_t must_stat(const char *key);
 /* The entry of `weightd ls --json` whose name ends with `name`; NULL: none. Borrowed from *ret_all. */
 json_t *listed(uid_t uid, const char *name, json_t **ret_all);
+/* `weightd drop --all` (and --force) until nothing is in memory: what was just being read comes after a drop. */
+void must_drop_all(bool force);
 /* Waits until the value is that or less, at most 20 s; returns the last one. */
 uint64_t stat_until_at_most(const char *key, uint64_t value);
 

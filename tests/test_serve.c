@@ -511,12 +511,10 @@ START_TEST(test_pins)
 	ck_assert_uint_eq(resident_of(u[1].path), 0);
 	t = tool_run(getuid(), "pin %s", u[1].path); /* more than this user's share */
 	ck_assert_msg(t.code == 1 && *t.err, "pinned beyond the share of a user: %d %s", t.code, t.err);
-	must_tool("drop --all --force");
-	ck_assert_uint_eq(stat_until_at_most("resident_bytes", 0), 0);
+	must_drop_all(true);
 	must_do(&P[0], do_check, &u[0]);
 	must_tool("unpin %s", u[0].path);
-	must_tool("drop --all");
-	ck_assert_uint_eq(stat_until_at_most("resident_bytes", 0), 0);
+	must_drop_all(false);
 	must_do(&P[0], do_check, &u[0]);
 	peer_leave(&P[0]);
 }

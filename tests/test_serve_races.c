@@ -735,8 +735,7 @@ START_TEST(test_a_stopped_client)
 	ck_assert_int_eq(kill(P[0].pid, SIGSTOP), 0);
 	for (int round = 0; round < 6; round++)
 		must_do(&P[1], do_check, &u[round % 3]);
-	must_tool("drop --all");
-	ck_assert_uint_eq(stat_until_at_most("resident_bytes", 0), 0);
+	must_drop_all(false);
 	ck_assert_int_eq(kill(P[0].pid, SIGCONT), 0);
 	must_do(&P[0], do_check, &u[0]);
 	for (int i = 0; i < 2; i++)
@@ -849,8 +848,7 @@ START_TEST(test_forks_when_no_descriptor_is_left)
 	after = daemon_held_until(&D, &before);
 	ck_assert_uint_le(after.fds, before.fds);
 	must_do(&P[0], do_check, &U);
-	must_tool("drop --all");
-	ck_assert_uint_eq(stat_until_at_most("resident_bytes", 0), 0);
+	must_drop_all(false);
 	must_do(&P[0], do_check, &U);
 	for (int i = 0; i < 2; i++)
 		peer_leave(&P[i]);
