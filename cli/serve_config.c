@@ -110,6 +110,8 @@ static bool seconds_parse(const char *text, uint64_t *ret_ns)
 	return true;
 }
 
+#define BUDGET_MIN (16 * MiB)
+
 static int budget_parse(const char *text, uint64_t *ret, struct wd_err *err)
 {
 	struct room room = { 0 };
@@ -132,6 +134,10 @@ static int budget_parse(const char *text, uint64_t *ret, struct wd_err *err)
 			err, -EINVAL,
 			"'%s' is not a budget: give a size such as 64G, a part of the memory such as 50%%, or auto",
 			text);
+	if (*ret < BUDGET_MIN)
+		return err_set(err, -EINVAL,
+			       "'%s' is a budget of %llu bytes, which holds nothing: give 64M or more, as 64G", text,
+			       (unsigned long long)*ret);
 	return 0;
 }
 

@@ -139,6 +139,10 @@ static int on_uffd(struct session *c, int fds[], struct answer *a, struct wd_err
 		return e;
 	if (!fd_is(fds[0], "anon_inode:[userfaultfd]"))
 		return err_set(err, -EPROTO, "what was passed is no userfaultfd");
+	/* Nothing of theirs is ever taken back: only where nobody can have more. */
+	if (c->message.uffd.flags & WIRE_UFFD_USER_ONLY && c->server->userfaultfd >= 0)
+		return err_set(err, -EPERM,
+			       "a userfaultfd for user mode only: make it from the passed /dev/userfaultfd");
 	info.user_only = c->message.uffd.flags & WIRE_UFFD_USER_ONLY;
 	info.armed = c->message.uffd.flags & WIRE_UFFD_ARMED;
 	e = remote_new(c->server->pager, TAKE_FD(fds[0]), &info, &r, err);

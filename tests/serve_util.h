@@ -68,12 +68,12 @@ struct held {
 	uint64_t anon_bytes;  /* private memory */
 };
 struct held held_by(pid_t pid);
-/* Waits until held_by() of the daemon is at most `most` in everything but anon_bytes, at most 20 s; returns the last. */
+/* Waits until held_by() of the daemon is at most `most` in all but anon_bytes, at most 20 s; returns the last. */
 struct held daemon_held_until(const struct daemon *d, const struct held *most);
 uint64_t pss_of(pid_t pid);
 
-/* Adds a test for _i from..to-1, if a daemon of this user gets kernel-mode faults; otherwise it takes back only what clients
- * have given up, and the test is skipped. */
+/* Adds a test for _i from..to-1, if a daemon of this user gets kernel-mode faults; otherwise it takes back only what
+ * clients have given up, and the test is skipped. */
 #define add_full(tc, test, from, to) add_full_named(tc, #test, test, from, to)
 void add_full_named(TCase *tc, const char *name, const TTest *test, int from, int to);
 
@@ -167,7 +167,8 @@ int64_t do_random(const void *use); /* value: reads of 8 bytes at random places,
 int64_t do_storm(
 	const void *use); /* the same until the word that peer_stop() points at is set; returns the number of reads */
 int64_t do_open_and_check(const void *use);
-/* Children by kind; they wait for the word [1], then check every byte. do_fork_end: their results, 0 if all are right. */
+/* Children by kind; they wait for the word [1], then check every byte. do_fork_end: their results, 0 if all are
+ * right. */
 enum { FORK, FORK_OF_FORK, RAW_CLONE };
 int64_t do_fork(const void *use); /* value: kind; one more child each time */
 int64_t do_fork_end(const void *use);

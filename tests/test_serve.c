@@ -322,8 +322,8 @@ static void no_poison(void)
 	pager_hooks.no_poison = true;
 }
 
-/* Bites on: the check of size and mtime after a read; identity by inode alone. _i: as before Linux 6.6, where the client maps
- * an empty file (WIRE_POISON). */
+/* Bites on: the check of size and mtime after a read; identity by inode alone. _i: as before Linux 6.6, where the
+ * client maps an empty file (WIRE_POISON). */
 START_TEST(test_changed_file)
 {
 	struct use old, new;
@@ -770,8 +770,8 @@ static int64_t do_dump_core(const void *arg)
 
 /*
  * What debuggers do: other processes reach for pages that their owner has not read. Nobody hangs and nobody is told a
- * wrong byte. (What goes by /proc/PID/mem and ptrace(2) gets EIO for such a page: the kernel does not let these wait for a
- * userfaultfd. process_vm_readv(2) waits, and gets the bytes.)
+ * wrong byte. (What goes by /proc/PID/mem and ptrace(2) gets EIO for such a page: the kernel does not let these wait
+ * for a userfaultfd. process_vm_readv(2) waits, and gets the bytes.)
  */
 START_TEST(test_debuggers_and_core_dumps)
 {

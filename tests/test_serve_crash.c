@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What dies: the daemon, its keeper, clients, at any moment and under load (I5); forked children through all of that
- * (I7). Nobody hangs, nobody reads a wrong byte, nothing is left behind. The daemon is the program itself, except where a
- * read has to be held: there it is a fork of the test with a hook.
+ * (I7). Nobody hangs, nobody reads a wrong byte, nothing is left behind. The daemon is the program itself, except
+ * where a read has to be held: there it is a fork of the test with a hook.
  *
- * Numbers like G34 are those of problems that users of model loaders have reported in public. `make soak` runs the storms
- * for longer ($WD_SOAK_SECONDS).
+ * Numbers like G34 are those of problems that users of model loaders have reported in public. `make soak` runs the
+ * storms for longer ($WD_SOAK_SECONDS).
  */
 #include "tests/serve_util.h"
 
@@ -228,7 +228,8 @@ START_TEST(test_writes_outlive_the_daemon)
 }
 END_TEST
 
-/* Alive, but it answers nobody: after some seconds its clients go on without it; and when it goes on, it does no harm. */
+/* Alive, but it answers nobody: after some seconds its clients go on without it; and when it goes on, it does no
+ * harm. */
 START_TEST(test_daemon_that_does_not_answer)
 {
 	pid_t keeper;
@@ -416,8 +417,8 @@ END_TEST
 
 /* ------------------------------------------------------------------ forked children */
 
-/* A raw clone(2) returns when its event is read, a moment before the keeper has the child's userfaultfd: a daemon that dies
- * in this moment takes it along, and no handler runs in such a child that could see it. */
+/* A raw clone(2) returns when its event is read, a moment before the keeper has the child's userfaultfd: a daemon
+ * that dies in this moment takes it along, and no handler runs in such a child that could see it. */
 static void until_forks(uint64_t nr)
 {
 	for (uint64_t end = now_ms() + 20000; must_stat("forks") < nr && now_ms() < end;)
@@ -626,8 +627,8 @@ static void check_nothing_is_left(const struct held *before)
 
 /*
  * Clients read and write, fork and drop; the daemon is killed under them, again and again, at moments of no rule.
- * Bites on: the order of taking over (arm everything that is not READY, punch, WAKE all, serve); children's userfaultfds
- * go to the keeper before anything else is done for them.
+ * Bites on: the order of taking over (arm everything that is not READY, punch, WAKE all, serve); children's
+ * userfaultfds go to the keeper before anything else is done for them.
  */
 START_TEST(test_storm_of_dying_daemons)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Races and other hazards of serving several processes: one test for each way in which the obvious implementation loses
- * a wake or a write, shows zeros, or lets one client hold up the others. Each says what it bites on. Where a moment has to
- * be met, the daemon is a fork of the test with hooks (ufd/hooks.h), or one thread of it is stopped.
+ * a wake or a write, shows zeros, or lets one client hold up the others. Each says what it bites on. Where a moment
+ * has to be met, the daemon is a fork of the test with hooks (ufd/hooks.h), or one thread of it is stopped.
  */
 #include "tests/serve_util.h"
 
@@ -214,8 +214,8 @@ static int64_t do_drop_all(const void *arg)
 }
 
 /*
- * A child has copied the open ranges, its event is unread (the thread that reads events is stopped); now a take-back arms
- * the views that it knows. If it punched, the child would read zeros as soon as it runs.
+ * A child has copied the open ranges, its event is unread (the thread that reads events is stopped); now a take-back
+ * arms the views that it knows. If it punched, the child would read zeros as soon as it runs.
  * Bites on: the probe of the sentinels before the punch (EAGAIN: a fork is in flight).
  */
 START_TEST(test_take_back_while_a_fork_is_in_flight)
@@ -304,8 +304,8 @@ END_TEST
 /* ------------------------------------------------------------------ D: bytes that land late */
 
 /*
- * What a device does whose driver holds the pages: they are pinned now, and written to when the daemon is long dead. (By a
- * ring that a child keeps: the memory itself is not there in it.)
+ * What a device does whose driver holds the pages: they are pinned now, and written to when the daemon is long dead.
+ * (By a ring that a child keeps: the memory itself is not there in it.)
  */
 static void write_late(void *buf, size_t nbytes)
 {
@@ -716,7 +716,8 @@ START_TEST(test_a_slow_client_delays_nobody_else)
 }
 END_TEST
 
-/* A client that is stopped, and so reads no socket and touches nothing: others are served, it is taken from, and goes on. */
+/* A client that is stopped, and so reads no socket and touches nothing: others are served, it is taken from, and goes
+ * on. */
 START_TEST(test_a_stopped_client)
 {
 	struct use u[3];

@@ -341,6 +341,8 @@ bool serve_fault(struct mapping *m, struct extent *x, uint64_t address); /* fals
 void serve_want(struct mapping *m, struct extent *x);                    /* opens it there when it is READY */
 void serve_settled(struct extent *x);                                    /* READY: it is opened where it is wanted */
 void serve_poison(struct mapping *m, uint64_t address);
+bool serve_hungry(struct extent *x); /* no lock: there was no room for it; true: it is asked for again */
+void serve_fed(struct pager *p);
 void serve_wake(struct extent *x); /* FAILED, no lock: waiters everywhere fault again */
 bool serve_waits(const struct waiting *w);
 bool serve_waited(const struct extent *x);           /* by a thread of a client */

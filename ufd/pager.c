@@ -272,7 +272,7 @@ int pager_set_budget(struct pager *p, uint64_t budget_bytes)
 	p->budget_set = budget_bytes;
 	p->tmpfs_limit = limit;
 	if (budget_bytes)
-		p->budget = budget_bytes;
+		p->budget = MAX(budget_bytes, extent_bytes()); /* less holds nothing */
 	p->budget_checked_ns = 0;
 	p->freed_ns = now_ns();
 	if (p->resident > p->budget) {
@@ -392,7 +392,7 @@ static int pager_setup(struct pager *p, struct wd_err *err)
 
 	(void)room_get("/proc", "/sys/fs/cgroup", &room);
 	p->tmpfs_limit = limit_for(p->budget_set ? p->budget_set : room.total_bytes);
-	p->budget = p->budget_set;
+	p->budget = p->budget_set ? MAX(p->budget_set, extent_bytes()) : 0; /* less holds nothing */
 	view_budget_refresh(p);
 	if (p->fs.mount_fd < 0) /* (a daemon before us may have left one) */
 		arena_fs_init(&p->fs, p->tmpfs_limit, serve_mpol(p), p->way == WAY_SERVE, &r);
@@ -1351,7 +1351,10 @@ void pager_stats(struct pager *p, struct pager_stats *ret)
 
 size_t view_unit_at(const struct view *v, uint64_t off)
 {
-	for (size_t u = view_unit_from(v, off); u < v->nr_units && v->units[u].off <= off; u++)
+	size_t from = view_unit_from(v, off);
+
+	for (size_t u = from; u < v->nr_units && u - from < 256 && v->units[u].off <= off;
+	     u++) /* (a client's may all overlap) */
 		if (off < v->units[u].off + v->units[u].len)
 			return u;
 	return SIZE_MAX;

@@ -342,6 +342,17 @@ static void fill_go(struct pager *p, struct fill *f)
 		return;
 	}
 	r = arena_alloc(&v->arena, ext_off(x), ext_len(x));
+	if (p->serve && r == 0)
+		serve_fed(p);
+	if (r == -ENOSPC && p->serve && serve_hungry(x)) {
+		own_lock(p);
+		f->used = false;
+		p->nr_fills--;
+		p->nr_fills_ahead -= !f->demand;
+		view_idle(v);
+		own_unlock(p);
+		return;
+	}
 	if (r < 0) {
 		f->code = FAULT_NO_MEMORY;
 		f->error = r;
@@ -737,7 +748,8 @@ static bool read_events(struct pager *p, int mm)
 	own_unlock(p);
 	if (fd < 0)
 		return true;
-	for (;;) {
+	for (int turn = 0; turn < 4;
+	     turn++) { /* (epoll tells again: one client's faults must not keep all others waiting) */
 		(void)atomic_fetch_add(seq, 1); /* odd: a fork event may be between the kernel and our table */
 		n = uffd_read(fd, msgs, 64);
 		if (n == -EMFILE || n == -ENFILE) {
@@ -763,6 +775,7 @@ static bool read_events(struct pager *p, int mm)
 		if (n < 64)
 			return true;
 	}
+	return true;
 }
 
 /* Pages whose opening takes long get a CONTINUE, which needs no mmap_lock. Returns true if some are still watched. */

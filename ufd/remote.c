@@ -260,6 +260,7 @@ void remote_del_map(struct mapping *m)
 	struct pager *p = m->remote->pager;
 	struct view *v = m->view;
 	uint64_t id = m->id;
+	bool pinned = m->pinned;
 
 	unlink_map(m);
 	while (m->busy)
@@ -267,6 +268,8 @@ void remote_del_map(struct mapping *m)
 	own_unlock(p);
 	keep_del(p, KEEP_KEY(KEEP_MAP, id));
 	mapping_free(m);
+	if (pinned)
+		pin_apply(v);
 	(void)view_unref(v);
 	own_lock(p);
 }
@@ -563,23 +566,32 @@ static bool open_run(struct mapping *m, uint8_t flags)
 
 		by_page = e == -ENOMEM;
 	}
-	for (size_t i = 0; by_page && i < nr; i++)
-		again[i] = open_by_page(m, first + i) == -EAGAIN; /* a fork in flight */
+	if (by_page) {
+		/* Before: who is woken without its page (a border of VMAs, a fork in flight) faults again at once. */
+		own_lock(p);
+		for (size_t i = first; i < first + nr; i++)
+			m->flags[i] &= (uint8_t) ~(M_WAIT | M_WANT);
+		own_unlock(p);
+		for (size_t i = 0; i < nr; i++)
+			again[i] = open_by_page(m, first + i) == -EAGAIN; /* a fork in flight */
+	}
 	end(m);
 	for (size_t i = first; i < first + nr; i++) {
-		if (again[i - first])
+		if (again[i - first]) {
+			remote_kick(m, i, M_WAIT);
 			continue;
-		m->flags[i] &= (uint8_t) ~(M_WAIT | M_WANT);
-		if (!by_page)
+		}
+		if (!by_page) {
+			m->flags[i] &= (uint8_t) ~(M_WAIT | M_WANT);
 			open_flag(m, i, true);
+		}
 		if (v->ext[i].state == EXT_READY)
 			m->flags[i] |= M_HELD;
+		if (by_page)
+			answered(m, i, 1);
 	}
 	if (!by_page)
 		answered(m, first, nr);
-	for (size_t i = 0; by_page && i < nr; i++)
-		if (!again[i])
-			answered(m, first + i, 1);
 	(void)pthread_cond_broadcast(&r->changed);
 	return true;
 }
@@ -601,6 +613,13 @@ static bool open_some(struct remote *r)
 	return false;
 }
 
+/* The sentinel is gone: so is the view of a child whose handler has replaced it, or of who cannot tell us any more. Who
+ * still can has cut off its end, and may have the rest. */
+static bool may_have_rest(const struct remote *r)
+{
+	return !r->hup && (!r->child || r->claimed);
+}
+
 /*
  * Arms a run of one mapping for a take-back, and tells whether a fork is in flight there. Errors of REGISTER (measured,
  * 6.18): EBUSY another userfaultfd has it (the client clears its page tables); EINVAL, ENOENT something else is mapped
@@ -614,7 +633,9 @@ static enum arm_result arm(struct remote *r, struct mapping *m, const struct run
 	/* Asked first: where a child has replaced the view, something of its own may lie there by now. */
 	switch (uffd_probe(fd, sentinel)) {
 	case PROBE_UNMAPPED:
-		m->lost = true;
+		m->lost = !may_have_rest(r);
+		for (size_t i = 0; !m->lost && i < run->nr; i++)
+			stuck[i] = true;
 		return ARM_DONE;
 	case PROBE_DEAD:
 		r->probe_ns = 0;
@@ -755,6 +776,8 @@ static void probe(struct remote *r)
 	}
 	begin(m);
 	result = uffd_probe(fd_of(r), m->base + m->view->bytes);
+	if (result == PROBE_UNMAPPED && may_have_rest(r))
+		result = PROBE_QUIET;
 	end(m);
 	if (result == PROBE_DEAD)
 		r->gone = true;
@@ -888,6 +911,7 @@ struct keep_mm {
 
 struct keep_map {
 	uint64_t id, mm, view, base;
+	bool forbidden, pinned;
 };
 
 int keep_remote(struct remote *r, int uffd)
@@ -909,7 +933,12 @@ int keep_remote(struct remote *r, int uffd)
 
 int keep_map(struct mapping *m)
 {
-	struct keep_map k = { m->id, m->remote->id, m->view->serve->id, (uintptr_t)m->base };
+	struct keep_map k = { .id = m->id,
+			      .mm = m->remote->id,
+			      .view = m->view->serve->id,
+			      .base = (uintptr_t)m->base,
+			      .forbidden = m->forbidden,
+			      .pinned = m->pinned };
 
 	return keep_put(m->remote->pager, KEEP_KEY(KEEP_MAP, m->id), &k, sizeof(k), &m->state_fd, m->state_fd >= 0);
 }
@@ -968,6 +997,8 @@ int mapping_adopt(struct pager *p, const void *blob, size_t nbytes, int state_fd
 			m->state = NULL;
 	}
 	m->ready = true;
+	m->forbidden = k->forbidden;
+	m->pinned = k->pinned;
 	own_lock(p);
 	e = remote_add_map(r, m);
 	own_unlock(p);
@@ -984,6 +1015,29 @@ static bool has_map(const struct remote *r, const struct view *v, const unsigned
 		if (r->maps[i]->view == v && r->maps[i]->base == base)
 			return true;
 	return false;
+}
+
+void keep_maps(struct remote *r)
+{
+	struct pager *p = r->pager;
+
+	for (size_t i = 0;; i++) {
+		struct mapping *m = NULL;
+
+		own_lock(p);
+		if (!r->gone && i < r->nr_maps) {
+			m = r->maps[i];
+			m->busy++;
+		}
+		own_unlock(p);
+		if (!m)
+			break;
+		(void)keep_map(m);
+		own_lock(p);
+		m->busy--;
+		(void)pthread_cond_broadcast(&r->changed);
+		own_unlock(p);
+	}
 }
 
 /* The parent's mappings in the child's address space. The lock is held. */
@@ -1039,6 +1093,16 @@ void remote_tend(struct remote *r)
 		(void)worker_start(r);
 }
 
+/* Nobody but root and the daemon's user takes all places. */
+static bool crowded(const struct pager *p, uid_t uid)
+{
+	unsigned int nr = 0;
+
+	for (int i = 1; i < p->nr_mms; i++)
+		nr += p->mms[i].remote && p->mms[i].remote->info.uid == uid;
+	return uid != 0 && uid != geteuid() && nr >= NR_MMS / 4;
+}
+
 int remote_enter(struct remote *r, int uffd)
 {
 	struct pager *p = r->pager;
@@ -1048,7 +1112,7 @@ int remote_enter(struct remote *r, int uffd)
 	own_lock(p);
 	for (i = 1; i < NR_MMS && (p->mms[i].uffd >= 0 || p->mms[i].remote); i++)
 		;
-	if (i < NR_MMS) {
+	if (i < NR_MMS && !crowded(p, r->info.uid)) {
 		p->mms[i] = (struct mm){ .uffd = uffd, .remote = r, .seq = ++p->seq };
 		p->nr_mms = MAX(p->nr_mms, i + 1);
 		p->serve->nr_remotes++;
@@ -1096,8 +1160,10 @@ void serve_on_fork(struct pager *p, int mm, int fd)
 	s->counts.forks++;
 	own_unlock(p);
 	if (remote_enter(r, fd) < 0) {
-		log_error("a forked child of process %d is not served: more than %d address spaces are alive",
-			  (int)parent->info.pid, NR_MMS);
+		log_error(
+			"a forked child of process %d is not served: more than %d address spaces are alive, or %d of one "
+			"user's",
+			(int)parent->info.pid, NR_MMS, NR_MMS / 4);
 		own_lock(p);
 		while (r->nr_maps)
 			remote_del_map(r->maps[0]);
@@ -1105,23 +1171,7 @@ void serve_on_fork(struct pager *p, int mm, int fd)
 		remote_put(r);
 		return;
 	}
-	for (size_t i = 0;; i++) {
-		struct mapping *m = NULL;
-
-		own_lock(p);
-		if (!r->gone && i < r->nr_maps) {
-			m = r->maps[i];
-			m->busy++;
-		}
-		own_unlock(p);
-		if (!m)
-			break;
-		(void)keep_map(m);
-		own_lock(p);
-		m->busy--;
-		(void)pthread_cond_broadcast(&r->changed);
-		own_unlock(p);
-	}
+	keep_maps(r);
 }
 
 void serve_close_gone(struct pager *p, int mm)
@@ -1164,8 +1214,10 @@ int remote_new(struct pager *p, int uffd, const struct remote_info *info, struct
 		(void)close(uffd);
 		free(r);
 		return e == -EUSERS ?
-			       err_set(err, e, "more than %d address spaces have weights mapped, children included",
-				       NR_MMS) :
+			       err_set(err, e,
+				       "more than %d address spaces have weights mapped, children included, or %d of "
+				       "one user's",
+				       NR_MMS, NR_MMS / 4) :
 			       err_set(err, e, "cannot take the client in: %s", strerror(-e));
 	}
 	*ret = r;
@@ -1229,8 +1281,35 @@ void remote_hup(struct remote *r)
 	r->probe_ns = 0;
 	r->probe_every_ns = 0;
 	(void)pthread_cond_signal(&r->work);
+	for (size_t i = 0; i < r->nr_maps; i++) {
+		struct view *v = r->maps[i]->view;
+
+		if (!r->maps[i]->pinned)
+			continue;
+		r->maps[i]->pinned = false;
+		v->nr_refs++;
+		own_unlock(p);
+		pin_apply(v);
+		(void)view_unref(v);
+		own_lock(p);
+		i = SIZE_MAX; /* (mappings may have come and gone) */
+	}
 	own_unlock(p);
 	remote_put(r);
+}
+
+/* A descendant: all of a family have one token. (Between may be raw clones that never claimed themselves.) */
+static bool related(const struct pager *p, const struct remote *r, uint64_t parent)
+{
+	if (r->parent == parent)
+		return true;
+	for (int i = 1; i < p->nr_mms; i++) {
+		const struct remote *it = p->mms[i].remote;
+
+		if (it && (it->id == parent || it->parent == parent) && !memcmp(it->token, r->token, sizeof(r->token)))
+			return true;
+	}
+	return false;
 }
 
 static struct remote *child_of(struct pager *p, uint64_t parent, const unsigned char *token, uint64_t id)
@@ -1238,7 +1317,7 @@ static struct remote *child_of(struct pager *p, uint64_t parent, const unsigned 
 	for (int i = 1; i < p->nr_mms; i++) {
 		struct remote *r = p->mms[i].remote;
 
-		if (r && r->child && !r->claimed && !r->gone && r->parent == parent && (!id || r->id == id) &&
+		if (r && r->child && !r->claimed && !r->gone && (!id || r->id == id) && related(p, r, parent) &&
 		    (!token || !memcmp(r->token, token, sizeof(r->token))))
 			return r;
 	}
@@ -1250,7 +1329,7 @@ static bool numbering(struct pager *p, uint64_t parent)
 	for (int i = 1; i < p->nr_mms; i++) {
 		const struct remote *r = p->mms[i].remote;
 
-		if (r && r->parent == parent && r->number_wanted && !r->gone)
+		if (r && r->number_wanted && !r->gone && related(p, r, parent))
 			return true;
 	}
 	return false;
@@ -1275,7 +1354,7 @@ int remote_claim(struct pager *p, uint64_t parent, const unsigned char token[16]
 	for (int i = 1; i < p->nr_mms; i++) {
 		struct remote *r = p->mms[i].remote;
 
-		if (r && r->child && !r->claimed && !r->gone && r->parent == parent &&
+		if (r && r->child && !r->claimed && !r->gone && related(p, r, parent) &&
 		    !memcmp(r->token, token, sizeof(r->token))) {
 			r->number_wanted = any = true;
 			(void)pthread_cond_signal(&r->work);

@@ -59,7 +59,7 @@ struct remote {
 	pthread_t worker_thread, express_thread;
 	pthread_cond_t work, express, changed;
 	unsigned int nr_arms, borders;
-	bool working; /* its worker is in an ioctl */
+	bool working;        /* its worker is in an ioctl */
 	atomic_uint reading; /* odd while the reader takes its events in */
 	unsigned int forks;  /* children taken in */
 	size_t kept_maps;    /* adopted: how many mappings it had when it was made */
@@ -104,6 +104,8 @@ struct serve {
 	uint64_t round, round_ns;
 	uint64_t tended_ns, foreign_ns;
 	bool let_go, running, keeper_lost;
+	struct list hungry;      /* extents for which the arenas' file system had no room */
+	uint64_t hungry_ns;      /* since when; 0: there is room */
 	unsigned int nr_suspect; /* views that are being taken over */
 	uint64_t suspect_ns;
 	pthread_mutex_t keep; /* around keep_view(): the last state is the one that is kept */
@@ -128,10 +130,12 @@ void mapping_want_ready(struct mapping *m);
 struct mapping *remote_map(struct remote *r, uint64_t view);
 void remote_kick(struct mapping *m, size_t ext, uint8_t flag);
 void mapping_closed(struct mapping *m, size_t first, size_t nr); /* armed: the flags say so */
+void pin_apply(struct view *v);                                  /* no lock: pinned, or not any more */
 bool ext_held(const struct extent *x, bool stages);
 int keep_put(struct pager *p, uint64_t key, const void *blob, size_t nbytes, const int *fds, unsigned int nr_fds);
 void keep_del(struct pager *p, uint64_t key);
 int keep_remote(struct remote *r, int uffd); /* no lock */
 int keep_map(struct mapping *m);             /* no lock */
+void keep_maps(struct remote *r);            /* no lock */
 
 #endif

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -28,6 +29,8 @@
 #define ROUND_EVERY_NS 100000000ull
 #define STALL_MIN_NS 100000000ull
 #define STALL_MAX_NS 10000000000ull
+#define HUNGRY_NS 1000000000ull
+#define HUNGRY_LOOK_NS 20000000ull
 #define SUSPECT_NS 10000000ull
 #define ADOPT_WAIT_MS 1000
 #define SLOW_LOOK_S 10
@@ -152,7 +155,8 @@ static void *slow_thread(void *arg)
 		pager_wake_reader(p);
 	}
 	own_unlock(p);
-	view_free(v); /* here, since closing a file may wait for its server */
+	(void)!ftruncate(v->arena.fd, 0); /* who kept its descriptor could fill it for ever, seen by nobody */
+	view_free(v);                     /* here, since closing a file may wait for its server */
 	return NULL;
 }
 
@@ -375,6 +379,36 @@ void serve_evict(struct pager *p)
 	pager_wake_reader(p);
 }
 
+/* The arenas' file system is full though the table says that there is room: somebody has filled holes. The extent waits until
+ * they were looked for. False: for a second already in vain. No lock. */
+bool serve_hungry(struct extent *x)
+{
+	struct pager *p = x->view->pager;
+	struct serve *s = p->serve;
+	uint64_t now = now_ns();
+	bool waits;
+
+	own_lock(p);
+	if (!s->hungry_ns)
+		s->hungry_ns = now;
+	waits = now - s->hungry_ns < HUNGRY_NS;
+	if (waits) {
+		ext_state(x, EXT_EMPTY);
+		ext_unreserve(x);
+		x->flags &= ~X_DEMAND;
+		ext_queue(x, &s->hungry);
+		(void)pthread_cond_signal(&p->work);
+	}
+	own_unlock(p);
+	return waits;
+}
+
+void serve_fed(struct pager *p)
+{
+	if (p->serve->hungry_ns)
+		p->serve->hungry_ns = 0;
+}
+
 /* Memory in the arena that the table does not know: of a client that unregistered its view and touched holes. */
 static void take_foreign(struct pager *p, struct view *v)
 {
@@ -413,7 +447,7 @@ bool serve_tend(struct pager *p)
 {
 	struct serve *s = p->serve;
 	uint64_t now = now_ns();
-	bool foreign;
+	bool foreign, hungry;
 
 	if (s->nr_suspect && now - s->suspect_ns > SUSPECT_NS) {
 		for (size_t i = 0; i < p->nr_views; i++) {
@@ -433,10 +467,11 @@ bool serve_tend(struct pager *p)
 		(void)pthread_cond_broadcast(&p->changed);
 		return true;
 	}
-	if (now - s->tended_ns < TEND_NS)
+	hungry = !list_empty(&s->hungry) && now - s->foreign_ns > HUNGRY_LOOK_NS;
+	if (!hungry && now - s->tended_ns < TEND_NS)
 		return false;
 	s->tended_ns = now;
-	foreign = now - s->foreign_ns > FOREIGN_NS;
+	foreign = hungry || now - s->foreign_ns > FOREIGN_NS;
 	if (foreign)
 		s->foreign_ns = now;
 	for (int i = 1; i < p->nr_mms; i++)
@@ -444,6 +479,21 @@ bool serve_tend(struct pager *p)
 			remote_tend(p->mms[i].remote);
 	if (s->nr_remotes)
 		s->counts.last_used_ns = now;
+	for (size_t i = 0; hungry && i < p->nr_views; i++) {
+		struct view *v = p->views[i];
+
+		if (v->dying)
+			continue;
+		v->busy++;
+		take_foreign(p, v);
+		view_idle(v);
+	}
+	while (hungry && !list_empty(&s->hungry)) {
+		struct extent *x = container_of(s->hungry.next, struct extent, queue);
+
+		ext_queue(x, x->flags & X_WAIT ? &p->demand : &p->ahead);
+		pager_wake_reader(p);
+	}
 	for (size_t i = 0; i < p->nr_views; i++) {
 		struct view *v = p->views[i];
 
@@ -451,19 +501,21 @@ bool serve_tend(struct pager *p)
 			continue;
 		if (v->serve->suspect)
 			continue;
-		if (foreign && !list_empty(&v->maps)) {
+		if (foreign && (v->nr_refs > 1 || !list_empty(&v->maps))) { /* who has attached it has its arena */
 			v->busy++;
 			take_foreign(p, v);
 			view_idle(v);
 		}
 		if (v->nr_refs > 1 || v->busy)
 			continue;
+		v->serve->stale |= atomic_load(&v->source->changed);
 		if (v->serve->stale)
 			for (size_t e = 0; e < v->nr_ext; e++)
 				if (v->ext[e].view)
 					ext_ask_drop(&v->ext[e], now + 1000000000);
 		if (!v->resident && !v->busy && (v->serve->stale || now - v->serve->idle_since_ns > 10 * TEND_NS) &&
 		    !v->serve->nr_pins) {
+			v->dying = true; /* nobody finds it any more */
 			own_unlock(p);
 			(void)view_unref(v);
 			own_lock(p);
@@ -605,6 +657,9 @@ static struct view *find(struct pager *p, const struct source_id *id, const stru
 
 		if (ctime)
 			known.ctime_ns = id->ctime_ns;
+		/* (A handle may be equal by chance or by somebody's will: only what is compared in full stands on it alone.) */
+		if (ctime && (known.dev != id->dev || known.ino != id->ino))
+			continue;
 		if (v->dying || !source_id_equal(&known, id) || !layout_equal(v, layout) ||
 		    atomic_load(&v->source->changed))
 			continue;
@@ -672,8 +727,41 @@ static int may_see(struct view *v, uid_t uid)
 	return known ? 0 : more ? 1 : -ENOMEM;
 }
 
+/* The same file, whatever has happened to it since. */
+static bool same_file(const struct source_id *a, const struct source_id *b)
+{
+	return (a->dev == b->dev && a->ino == b->ino) ||
+	       (a->handle_len && a->handle_len == b->handle_len && a->ino == b->ino &&
+		!memcmp(a->handle, b->handle, a->handle_len));
+}
+
+/* The file is another one than we knew: those who have the old one are told, in ls, too, and idle memory goes. */
+static void look_again(struct pager *p, const struct source_id *id)
+{
+	struct view *v;
+	size_t i = 0;
+
+	do {
+		v = NULL;
+		own_lock(p);
+		while (i < p->nr_views && !v) {
+			struct view *it = p->views[i++];
+
+			if (!it->dying && same_file(&it->source->id, id) && !atomic_load(&it->source->changed))
+				v = it;
+		}
+		if (v)
+			v->nr_refs++;
+		own_unlock(p);
+		if (v) {
+			(void)source_check(v->source);
+			(void)view_unref(v);
+		}
+	} while (v);
+}
+
 /* A user's views: address space is free, but tables are memory, and the lock is held while all extents are looked at. */
-#define USER_BYTES_MAX (16ull << 40)
+#define USER_BYTES_MAX (4ull << 40)
 #define USER_TABLES_MAX (256ull << 20)
 
 static int may_have(struct pager *p, uid_t uid, uint64_t bytes, uint64_t table)
@@ -686,7 +774,7 @@ static int may_have(struct pager *p, uid_t uid, uint64_t bytes, uint64_t table)
 		}
 	}
 	own_unlock(p);
-	return bytes > USER_BYTES_MAX || table > USER_TABLES_MAX ? -EUSERS : 0;
+	return uid != 0 && (bytes > USER_BYTES_MAX || table > USER_TABLES_MAX) ? -EUSERS : 0;
 }
 
 int serve_attach(struct pager *p, struct source *src, const struct view_layout *layout, uint64_t bytes, uid_t uid,
@@ -713,6 +801,8 @@ int serve_attach(struct pager *p, struct source *src, const struct view_layout *
 		}
 	}
 	*ret_known = v != NULL;
+	if (!v)
+		look_again(p, &src->id);
 	if (!v) {
 		(void)pthread_mutex_lock(&p->serve->attach);
 		v = find(p, &src->id, layout, false);
@@ -807,6 +897,34 @@ uint64_t view_table_bytes(const struct view *v)
 
 #define OPEN_WAIT_MS 2000
 
+/* Each costs the daemon a descriptor and a VMA, and the keeper a descriptor. */
+static uint64_t maps_most(uid_t uid)
+{
+	struct rlimit limit;
+
+	if (uid == 0 || uid == geteuid() || getrlimit(RLIMIT_NOFILE, &limit) < 0)
+		return UINT64_MAX;
+	return limit.rlim_cur / 8;
+}
+
+static uint64_t maps_of(const struct pager *p, uid_t uid)
+{
+	uint64_t nr = 0;
+
+	for (int i = 1; i < p->nr_mms; i++)
+		if (p->mms[i].remote && p->mms[i].remote->info.uid == uid)
+			nr += p->mms[i].remote->nr_maps;
+	return nr;
+}
+
+static bool linked(const struct mapping *m)
+{
+	for (size_t i = 0; i < m->remote->nr_maps; i++)
+		if (m->remote->maps[i] == m)
+			return true;
+	return false;
+}
+
 /* A descriptor of the caller's: the mapping may end before it is passed on. */
 static int state_out(const struct mapping *m, int *ret_fd, uint64_t *ret_bytes)
 {
@@ -838,11 +956,12 @@ int serve_map(struct remote *r, struct view *v, uint64_t address, int *ret_state
 			known = r->maps[i];
 	if (known)
 		known->busy++; /* not unmapped meanwhile */
-	else if (r->nr_maps >= most)
+	else if (r->nr_maps >= most || maps_of(p, r->info.uid) >= maps_most(r->info.uid))
 		e = -EUSERS;
 	own_unlock(p);
 	if (e < 0)
-		return err_set(err, e, "one process may map at most %u files", most);
+		return err_set(err, e, "one process may map at most %u files, one user's processes together %llu", most,
+			       (unsigned long long)maps_most(r->info.uid));
 	if (known) {
 		e = mapping_state(known);
 		if (e == 0)
@@ -894,7 +1013,7 @@ int serve_map(struct remote *r, struct view *v, uint64_t address, int *ret_state
 	}
 	m->busy--;
 	(void)pthread_cond_broadcast(&r->changed);
-	if (e < 0 && !r->gone)
+	if (e < 0 && linked(m)) /* (its worker may have taken it out meanwhile) */
 		remote_del_map(m);
 	own_unlock(p);
 	return e < 0 ? err_set(err, e, "cannot register the mapping with userfaultfd: %s", strerror(-e)) : 0;
@@ -959,8 +1078,18 @@ static int mark(struct remote *r, uint64_t view, const struct serve_range *range
 		uint64_t end = MIN((uint64_t)ranges[i].first + ranges[i].nr, m->view->nr_ext);
 
 		for (uint64_t e = ranges[i].first; e < end; e++) {
-			struct extent *x = view_extent(m->view, e);
+			struct extent *x;
 
+			if (e % 4096 == 4095) { /* others want the lock, too */
+				m->busy++;
+				own_unlock(p);
+				own_lock(p);
+				m->busy--;
+				(void)pthread_cond_broadcast(&r->changed);
+				if (!linked(m))
+					goto out;
+			}
+			x = view_extent(m->view, e);
 			if (hold)
 				m->flags[e] |= M_HELD;
 			else
@@ -973,15 +1102,18 @@ static int mark(struct remote *r, uint64_t view, const struct serve_range *range
 			}
 		}
 	}
+out:
 	own_unlock(p);
 	return m ? 0 : -ENOENT;
 }
 
-/* Is something of it still to be dropped? What is being read is dropped when it has come: its file server may never answer. */
+/* Is something of it still to be dropped? What is being read is dropped when it has come, which from a slow file may be
+ * never: not waited for. */
 static bool dropping(const struct view *v)
 {
-	for (size_t i = 0; i < v->nr_ext; i++)
-		if (v->ext[i].view && v->ext[i].flags & X_DROP && v->ext[i].state != EXT_READING)
+	for (size_t i = 0; v->pager->nr_drops && i < v->nr_ext; i++)
+		if (v->ext[i].view && v->ext[i].flags & X_DROP &&
+		    (v->ext[i].state != EXT_READING || !v->serve->nr_slow))
 			return true;
 	return false;
 }
@@ -1027,9 +1159,17 @@ void serve_round_done(struct remote *r, uint64_t round)
 
 void serve_stage(struct remote *r, const char *name)
 {
+	int fd = -1;
+
 	own_lock(r->pager);
 	(void)snprintf(r->stage, sizeof(r->stage), "%s", name);
+	if (!r->gone)
+		fd = fcntl(r->pager->mms[r->mm].uffd, F_DUPFD_CLOEXEC, 3);
 	own_unlock(r->pager);
+	if (fd >= 0) {
+		(void)keep_remote(r, fd);
+		(void)close(fd);
+	}
 }
 
 /* The budget's part that this user may keep from being dropped, less what is pinned already. */
@@ -1054,7 +1194,7 @@ static uint64_t pin_room(struct pager *p, uid_t uid)
 	return most > used ? most - used : 0;
 }
 
-static void pin_apply(struct view *v)
+void pin_apply(struct view *v)
 {
 	bool pinned;
 
@@ -1086,9 +1226,15 @@ int serve_class(struct remote *r, uint64_t view, enum view_class class)
 				m->flags[i] &= (uint8_t)~M_HELD;
 		v = m->view;
 		v->nr_refs++;
+		m->busy++;
 	}
 	own_unlock(p);
 	if (v) {
+		(void)keep_map(m);
+		own_lock(p);
+		m->busy--;
+		(void)pthread_cond_broadcast(&r->changed);
+		own_unlock(p);
 		pin_apply(v);
 		(void)view_unref(v);
 	}
@@ -1106,7 +1252,10 @@ int serve_forbid(struct remote *r, uint64_t view, bool on)
 	if (m) {
 		m->forbidden = on;
 		m->busy++;
+		while (m->busy > 1) /* an opening that is under way would come after our arming */
+			(void)pthread_cond_wait(&r->changed, &p->lock);
 		own_unlock(p);
+		(void)keep_map(m);
 		/* Every touch shall be seen. What its page tables still have the client has cleared before. */
 		if (on)
 			e = uffd_register(p->mms[r->mm].uffd, m->base, m->view->bytes, false);
@@ -1274,14 +1423,6 @@ void serve_counts(struct pager *p, struct serve_counts *ret)
 	own_unlock(p);
 }
 
-/* The same file, whatever has happened to it since. */
-static bool same_file(const struct source_id *a, const struct source_id *b)
-{
-	return (a->dev == b->dev && a->ino == b->ino) ||
-	       (a->handle_len && a->handle_len == b->handle_len && a->ino == b->ino &&
-		!memcmp(a->handle, b->handle, a->handle_len));
-}
-
 static bool may_decide(const struct view *v, uid_t uid)
 {
 	if (uid == 0 || uid == geteuid())
@@ -1326,8 +1467,9 @@ int serve_drop(struct pager *p, const struct source_id *id, uint64_t bytes, bool
 		any = true;
 		if (v->class == VIEW_PINNED && !force) {
 			if (id) {
+				(void)err_set(err, -EBUSY, "%s is pinned: unpin it, or use --force", v->source->path);
 				own_unlock(p);
-				return err_set(err, -EBUSY, "%s is pinned: unpin it, or use --force", v->source->path);
+				return -EBUSY;
 			}
 			continue;
 		}
@@ -1337,7 +1479,8 @@ int serve_drop(struct pager *p, const struct source_id *id, uint64_t bytes, bool
 	}
 	own_unlock(p);
 	if (!any && denied)
-		return err_set(err, -EPERM, "other users use it: only root and the daemon's user may drop it");
+		return err_set(err, -EPERM,
+			       "only root, the daemon's user, and a user whose processes alone have it may drop it");
 	if (!any && id)
 		return err_set(err, -ENOENT, "the daemon does not have this file");
 	until = now + (uint64_t)MAX(timeout_ms, 0) * 1000000;
@@ -1434,6 +1577,7 @@ static int make(const struct serve_config *config, const struct arena_fs *fs, st
 		(void)snprintf(s->mpol, sizeof(s->mpol), "local");
 	else if (config->numa == SERVE_NUMA_NODE)
 		(void)snprintf(s->mpol, sizeof(s->mpol), "bind:%u", config->numa_node);
+	list_init(&s->hungry);
 	(void)pthread_mutex_init(&s->attach, NULL);
 	(void)pthread_mutex_init(&s->keep, NULL);
 	(void)pthread_condattr_init(&attr);
@@ -1654,20 +1798,15 @@ static bool adopt_unfinished(struct pager *p, struct view *v)
 		own_unlock(p);
 		good = serve_arm(p, &part, now_ns() + PROBE_DEADLINE_NS);
 		own_lock(p);
-		if (!good)
-			return false;
+		if (!good) /* asked again; nobody else waits for who holds its memory: what was not READY was armed before */
+			break;
 	}
 	for (size_t i = 0; i < v->nr_ext; i++) {
 		struct extent *x = &v->ext[i];
-		bool stuck = (x->flags & X_STUCK) != 0;
 
 		x->flags &= ~X_STUCK;
 		if (!(x->flags & X_TAKING))
 			continue; /* READY; or done before, and being read by now */
-		if (stuck) {      /* open in a client that has changed it: not filled while that is so */
-			good = false;
-			continue;
-		}
 		own_unlock(p);
 		(void)arena_punch(&v->arena, ext_off(x), ext_len(x));
 		own_lock(p);
@@ -1682,6 +1821,19 @@ static bool adopt_unfinished(struct pager *p, struct view *v)
 			(void)uffd_wake(p->mms[m->remote->mm].uffd, m->base, v->bytes);
 	}
 	return good;
+}
+
+/* Who held what is not kept: all of it is held until a mark or a round says otherwise. The lock is held. */
+static void hold_all(struct pager *p)
+{
+	for (int i = 1; i < p->nr_mms; i++) {
+		const struct remote *r = p->mms[i].remote;
+
+		for (size_t k = 0; r && k < r->nr_maps; k++)
+			for (size_t e = 0; e < r->maps[k]->view->nr_ext; e++)
+				if (r->maps[k]->view->ext[e].state == EXT_READY)
+					r->maps[k]->flags[e] |= M_HELD;
+	}
 }
 
 int serve_adopt(const struct serve_config *config, serve_session_fn session, void *arg, struct pager **ret,
@@ -1765,6 +1917,14 @@ int serve_adopt(const struct serve_config *config, serve_session_fn session, voi
 				remote_tend(p->mms[i].remote);
 			}
 		own_unlock(p);
+		for (int i = 1; i < p->nr_mms; i++)
+			if (p->mms[i].remote && p->mms[i].remote->child)
+				keep_maps(p->mms[i].remote);
+		for (size_t i = 0; i < p->nr_views; i++)
+			pin_apply(p->views[i]);
+		own_lock(p);
+		hold_all(p);
+		own_unlock(p);
 		r = pager_run(p, err); /* the reader: forks in flight are over only when their event is read */
 	}
 	if (r == 0) {
@@ -1792,6 +1952,8 @@ int serve_adopt(const struct serve_config *config, serve_session_fn session, voi
 				log_error(
 					"process %d: a file of its could not be taken over: it goes on with mapped files",
 					(int)m->info.pid);
+				while (m->nr_maps) /* nothing of its is touched any more */
+					remote_del_map(m->maps[0]);
 				m->hup = true;
 				m = NULL;
 				abandoned = true;

@@ -342,7 +342,8 @@ static void take_back(struct pager *p)
 		pager_hooks.before_punch();
 	/* Before the first byte goes: a next daemon believes the table. */
 	for (size_t i = 0; done && p->serve && i < r.nr; i++)
-		serve_unpublish(&v->ext[r.first + i]);
+		if (!(v->ext[r.first + i].flags & X_STUCK)) /* may be open: stays READY there */
+			serve_unpublish(&v->ext[r.first + i]);
 	done = done && punch_run(&r);
 
 	own_lock(p);

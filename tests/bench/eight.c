@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Eight processes start at once and read the same 1 GiB, which is not in memory. Bars: bytes read from the disk 1.02 times
- * the file; memory of all of them with the daemon and its keeper together (PSS) 1.05 times the file.
+ * Eight processes start at once and read the same 1 GiB, which is not in memory. Bars: bytes read from the disk 1.02
+ * times the file; memory of all of them with the daemon and its keeper together (PSS) 1.05 times the file.
  *
  * Beside it, what the same costs one process.
  */

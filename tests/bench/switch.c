@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Three models of 512 MiB in turn, 20 switches, with memory for one and a half: by a daemon with that budget, by read(2)
- * into malloc'd memory and by mmap in a memory cgroup with that limit; in one process, and in one for each model. What
- * is measured is a switch: from the last touch of one model to the last touch of the next, a byte a page. No bar.
+ * Three models of 512 MiB in turn, 20 switches, with memory for one and a half: by a daemon with that budget, by
+ * read(2) into malloc'd memory and by mmap in a memory cgroup with that limit; in one process, and in one for each
+ * model. What is measured is a switch: from the last touch of one model to the last touch of the next, a byte a page.
+ * No bar.
  *
  * read(2) frees a model's memory before it reads the next one: two have no room. Needs root (the cgroup).
  */
