@@ -427,20 +427,20 @@ static void add_serve(struct report *r)
 {
 	const struct pager_caps *c = &r->caps;
 	static const char gives[] = "a daemon started here has all that it can use";
-	bool huge_pages = c->tmpfs == 0 ? c->tmpfs_huge == 0 : c->memfd_huge == 0;
+	bool huge_pages = c->shared_tmpfs == 0 ? c->shared_huge == 0 : c->memfd_huge == 0;
 
 	if (!any_userfaultfd(c))
 		add(r, "serve", MISSING, text(r, "a daemon cannot run here: there is no userfaultfd"), gives,
 		    text(r, "see dev-userfaultfd and userfaultfd"));
 	else
-		add(r, "serve", c->event_fork == 0 && c->tmpfs == 0 && huge_pages ? OK : MISSING,
+		add(r, "serve", c->event_fork == 0 && c->shared_tmpfs == 0 && huge_pages ? OK : MISSING,
 		    text(r, "%s, %s, %s",
 			 c->event_fork == 0 ? "fork events" : "no fork events (forked children map the files)",
-			 c->tmpfs == 0 ? "private arenas" : "memfd arenas (its own user can write to them)",
+			 c->shared_tmpfs == 0 ? "private arenas" : "memfd arenas (its own user can write to them)",
 			 huge_pages ? "huge pages" : "small pages"),
 		    gives,
 		    text(r, "see fork-events, tmpfs and %s above, or start it as root",
-			 c->tmpfs == 0 ? "tmpfs-huge" : "memfd-huge"));
+			 c->shared_tmpfs == 0 ? "tmpfs-huge" : "memfd-huge"));
 }
 
 static void add_numa(struct report *r)

@@ -415,6 +415,8 @@ static void on_child(struct daemon *d)
 {
 	int status;
 
+	if (d->keeper) /* (one that was taken over is another's child) */
+		(void)waitpid(keeper_pid(d->keeper), NULL, WNOHANG);
 	if (d->preload > 0 && waitpid(d->preload, &status, WNOHANG) == d->preload) {
 		d->preload = 0;
 		if (WIFEXITED(status) && WEXITSTATUS(status) == 0)

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "cli/cmd.h"
+#include "ufd/page.h"
 #include "ufd/room.h"
 #include "ufd/wire.h"
 
@@ -110,8 +111,6 @@ static bool seconds_parse(const char *text, uint64_t *ret_ns)
 	return true;
 }
 
-#define BUDGET_MIN (16 * MiB)
-
 static int budget_parse(const char *text, uint64_t *ret, struct wd_err *err)
 {
 	struct room room = { 0 };
@@ -134,7 +133,7 @@ static int budget_parse(const char *text, uint64_t *ret, struct wd_err *err)
 			err, -EINVAL,
 			"'%s' is not a budget: give a size such as 64G, a part of the memory such as 50%%, or auto",
 			text);
-	if (*ret < BUDGET_MIN)
+	if (*ret < extent_bytes())
 		return err_set(err, -EINVAL,
 			       "'%s' is a budget of %llu bytes, which holds nothing: give 64M or more, as 64G", text,
 			       (unsigned long long)*ret);

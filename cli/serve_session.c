@@ -80,8 +80,6 @@ static size_t sessions_of(struct server *s, uid_t uid)
 	return nr;
 }
 
-#define SPARE_CLIENTS 4
-
 /* ------------------------------------------------------------------ a session's beginning and end */
 
 static void session_unref(struct session *c)
@@ -346,22 +344,16 @@ static void hello(struct server *s, struct pending *p, const struct wire_hello *
 		       getpid(), WD_VERSION, WIRE_VERSION, m->version);
 		return;
 	}
-	/* Whoever has to look after it at the limit must get in. */
-	if (p->uid == 0 || p->uid == geteuid()) {
-		most += SPARE_CLIENTS;
-		most_of_user += SPARE_CLIENTS;
-	}
 	if (session_count(s) >= most) {
 		refuse(s, p, m->h.seq, -EUSERS,
-		       "the daemon has %u clients, its limit; raise it by --max-clients or in its configuration",
-		       atomic_load(&s->max_clients));
+		       "the daemon has %u clients, its limit; raise it by --max-clients or in its configuration", most);
 		return;
 	}
 	if (sessions_of(s, p->uid) >= most_of_user) {
 		refuse(s, p, m->h.seq, -EUSERS,
 		       "this user (uid %u) has %u clients, the limit; raise it by --max-clients-per-user or in "
 		       "the daemon's configuration",
-		       p->uid, atomic_load(&s->max_clients_per_user));
+		       p->uid, most_of_user);
 		return;
 	}
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0) {

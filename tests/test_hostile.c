@@ -2159,6 +2159,502 @@ static int fuse_is_here(void *arg)
 	return fd < 0 || unshare(CLONE_NEWNS) < 0;
 }
 
+/* ------------------------------------------------------------------ found by looking for it */
+
+/* Memory of the daemon's arenas at most so much, in 10 s. */
+static uint64_t arena_until_at_most(uint64_t most)
+{
+	uint64_t end = now_ms() + 10000, n;
+
+	while ((n = held_by(D.pid).arena_bytes) > most && now_ms() < end)
+		(void)usleep(20000);
+	return n;
+}
+
+/* How long the honest client needs for a model that it has not had. */
+static uint64_t honest_ms(unsigned int slot, size_t nr)
+{
+	cleanup_free char *name = data_text("fresh%u.safetensors", slot);
+	struct use u = new_model(name, nr, 2 * MiB, 80 + slot, slot);
+	uint64_t start = now_ms();
+
+	must_do(&Good, do_open_and_check, &u);
+	return now_ms() - start;
+}
+
+/* Slower by no more than what other work on the machine does. */
+static void must_be_as_fast(uint64_t before_ms, uint64_t now)
+{
+	ck_assert_msg(now <= 10 * MAX(before_ms, 200u), "%ju ms, alone %ju ms", (uintmax_t)now, (uintmax_t)before_ms);
+}
+
+static int64_t read_other(const void *arg)
+{
+	const struct target *t = arg;
+	struct raw r;
+
+	MUST(raw_client(&r, t->other), 0);
+	MUST((int)first_wrong(&r, t->other), -1);
+	raw_close(&r);
+	return 0;
+}
+
+static int64_t pinned_and_read(const void *arg)
+{
+	const struct target *t = arg;
+
+	MUST(raw_client(&Stopped, t->other), 0);
+	MUST((int)first_wrong(&Stopped, t->other), -1);
+	MUST(with_value(&Stopped, WIRE_CLASS, Stopped.view, VIEW_PINNED), 0);
+	return 0;
+}
+
+/* A client's pin ends with it. _i: 1 it was pinned before the daemon died. */
+START_TEST(test_pin_of_the_dead)
+{
+	begin("");
+	peer_new(&Evil, NOBODY);
+	must_do(&Evil, pinned_and_read, &T);
+	ck_assert_uint_gt(must_stat("pinned_bytes"), 0);
+	if (_i == 1) {
+		daemon_kill(&D);
+		daemon_wait_other(&D);
+		must_do(&Evil, pinned_and_read, &T); /* so that it is connected */
+	}
+	peer_kill(&Evil);
+	ck_assert_uint_eq(stat_until_at_most("pinned_bytes", 0), 0);
+	must_drop_all(false);
+	must_serve();
+	peer_leave(&Good);
+}
+END_TEST
+
+static struct raw Hog;
+
+static int64_t hog_opens(const void *arg)
+{
+	int kind = *(const int *)arg;
+	cleanup_close int fd = memfd_create("enemy", MFD_CLOEXEC);
+
+	TRUE(fd >= 0 && ftruncate(fd, (off_t)1 * GiB) == 0);
+	MUST(raw_hello(&Hog), 0);
+	MUST(raw_uffd(&Hog), 0);
+	MUST(attach_whole(&Hog, fd, -1), 0);
+	take_attached(&Hog);
+	if (kind == 1)
+		MUST(raw_map(&Hog), 0);
+	if (kind == 2)
+		MUST(with_view(&Hog, WIRE_DETACH, Hog.view), 0);
+	return 0;
+}
+
+/* Fills holes through a mapping that the daemon does not know, until there is no more room. Returns how many bytes. */
+static int64_t hog_touches(const void *arg)
+{
+	unsigned char *p = arena_mapped(&Hog);
+	_Atomic uint64_t *words = shared_words();
+	pid_t pid;
+
+	(void)arg;
+	TRUE(p && mprotect(p, Hog.bytes, PROT_READ) == 0);
+	words[1] = 0;
+	pid = fork();
+	TRUE(pid >= 0);
+	if (pid == 0) {
+		volatile unsigned char sum = 0;
+
+		(void)signal(SIGBUS, SIG_DFL);
+		for (uint64_t i = 0; i < Hog.bytes; i += page_bytes()) {
+			sum = (unsigned char)(sum + p[i]);
+			words[1] = i + page_bytes();
+		}
+		_exit(0);
+	}
+	TRUE(child_result(pid) == 1000 + SIGBUS); /* there is an end to it */
+	return (int64_t)words[1];
+}
+
+/*
+ * A client fills the arenas' file system behind the daemon's back. _i: 0 by a file that it has attached, 1 mapped, too,
+ * 2 given up, and the daemon has forgotten it. No other client gets a SIGBUS: neither one that has opened its model
+ * before, nor one that comes.
+ */
+START_TEST(test_hog)
+{
+	struct use before, after;
+	struct peer other;
+	uint64_t had;
+	int64_t n;
+
+	begin("--budget=128M");
+	before = new_model("before.safetensors", TENSORS, TENSOR_BYTES, 77, 1);
+	after = new_model("after.safetensors", TENSORS, TENSOR_BYTES, 78, 2);
+	peer_new(&other, getuid());
+	must_do(&other, do_open, &before);
+	had = held_by(D.pid).arena_bytes;
+	peer_new(&Evil, NOBODY);
+	must_do(&Evil, hog_opens, &_i);
+	if (_i == 2)
+		ck_assert_uint_le(stat_until_at_most("views", 2), 2);
+	n = peer_does(&Evil, hog_touches, &_i);
+	ck_assert_msg(n >= 0, "%s", Evil.text);
+	if (_i == 2)
+		ck_assert_int_eq(n, 0);
+	else
+		ck_assert_int_gt(n, (int64_t)(64 * MiB)); /* or nothing was tested */
+	must_do(&other, do_check, &before);
+	must_do(&Good, do_open_and_check, &after);
+	/* What they have read, and some room for what is being read. */
+	ck_assert_uint_le(arena_until_at_most(had + 2 * TENSORS * TENSOR_BYTES + 8 * extent()),
+			  had + 2 * TENSORS * TENSOR_BYTES + 8 * extent());
+	peer_kill(&Evil);
+	must_serve();
+	peer_leave(&other);
+	peer_leave(&Good);
+}
+END_TEST
+
+static struct raw Big;
+
+static int64_t big_opens(const void *arg)
+{
+	cleanup_close int fd = memfd_create("enemy", MFD_CLOEXEC);
+
+	(void)arg;
+	MUST(raw_hello(&Big), 0);
+	MUST(raw_uffd(&Big), 0);
+	TRUE(fd >= 0 && ftruncate(fd, (off_t)15 << 40) == 0);
+	MUST(attach_whole(&Big, fd, -1), -EUSERS); /* more than one user may have */
+	TRUE(strstr(A.error.text, "TiB"));
+	TRUE(ftruncate(fd, (off_t)3 << 40) == 0);
+	MUST(attach_whole(&Big, fd, -1), 0);
+	take_attached(&Big);
+	return raw_map(&Big);
+}
+
+static int64_t big_touches(const void *arg)
+{
+	static struct wire_ranges m;
+	_Atomic uint64_t *words = shared_words();
+	int64_t sent = 0;
+
+	(void)arg;
+	while (!words[0]) {
+		m = (struct wire_ranges){ .view = Big.view,
+					  .nr_ranges = 1,
+					  .ranges = { { 0, (uint32_t)(Big.bytes / extent()) } } };
+		m.h = (struct wire_head){ WIRE_MAGIC, WIRE_TOUCHED, wire_ranges_bytes(1), 0 };
+		if (wire_send(Big.notify, &m, NULL, 0, false) == 0)
+			sent++;
+		else
+			(void)usleep(1000);
+	}
+	return sent;
+}
+
+/* Says without a pause that it has touched all of the largest file that one may have. */
+START_TEST(test_big_ranges_delay_nobody)
+{
+	struct held before;
+	uint64_t alone;
+	int64_t n;
+
+	begin("");
+	alone = honest_ms(1, 6);
+	before = held_by(D.pid);
+	shared_words()[0] = 0;
+	peer_new(&Evil, NOBODY);
+	must_do(&Evil, big_opens, &T);
+	peer_begin(&Evil, "big_touches", big_touches, &T, sizeof(T));
+	for (int i = 0; i < 3; i++)
+		must_be_as_fast(alone, honest_ms((unsigned int)i + 2, 6));
+	shared_words()[0] = 1;
+	n = peer_end(&Evil);
+	ck_assert_msg(n > 10, "%lld: %s", (long long)n, Evil.text);
+	ck_assert_uint_le(held_by(D.pid).anon_bytes, before.anon_bytes + 512 * MiB);
+	peer_kill(&Evil);
+	must_serve();
+	peer_leave(&Good);
+}
+END_TEST
+
+/* Something of its own lies in an extent, which can so never be taken back from it. */
+static int64_t stuck_map(const void *arg)
+{
+	const struct target *t = arg;
+
+	MUST(raw_client(&Stopped, t->other), 0);
+	TRUE(mmap(Stopped.base + extent() + 8 * page_bytes(), page_bytes(), PROT_READ,
+		  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED);
+	return 0;
+}
+
+/* The daemon that takes such a client over serves the others, though it lives. _i: 0 the file was read before. */
+START_TEST(test_stuck_extent_and_a_new_daemon)
+{
+	struct peer third;
+
+	begin("");
+	peer_new(&Evil, NOBODY);
+	must_do(&Evil, stuck_map, &T);
+	if (_i == 0) {
+		peer_new(&third, NOBODY);
+		must_do(&third, read_other, &T);
+		peer_kill(&third);
+		must_tool("drop --all --force");
+	}
+	daemon_kill(&D);
+	daemon_wait_other(&D);
+	peer_new(&third, NOBODY);
+	must_do(&third, read_other, &T);
+	peer_leave(&third);
+	must_serve();
+	peer_kill(&Evil);
+	peer_leave(&Good);
+}
+END_TEST
+
+static int64_t forbid_it(const void *arg)
+{
+	const struct target *t = arg;
+
+	MUST(raw_client(&Stopped, t->other), 0);
+	MUST(with_value(&Stopped, WIRE_FORBID, Stopped.view, 1), 0);
+	return 0;
+}
+
+/* (A system call tells it without a SIGBUS.) */
+static int64_t touch_forbidden(const void *arg)
+{
+	cleanup_close int to = memfd_create("enemy", MFD_CLOEXEC);
+	uint64_t at = *(const uint64_t *)arg;
+	ssize_t n = write(to, Stopped.base + at, 8);
+
+	return n < 0 ? -errno : n;
+}
+
+/* Strict mode is kept by the next daemon, too. */
+START_TEST(test_forbidden_stays)
+{
+	int64_t n;
+
+	begin("");
+	peer_new(&Evil, getuid());
+	must_do(&Evil, forbid_it, &T);
+	n = peer_does(&Evil, touch_forbidden, &(uint64_t){ 0 });
+	ck_assert_msg(n == -EFAULT, "%lld", (long long)n);
+	daemon_kill(&D);
+	daemon_wait_other(&D);
+	n = peer_does(&Evil, touch_forbidden, &(uint64_t){ extent() });
+	ck_assert_msg(n == -EFAULT, "after the daemon's death: %lld", (long long)n);
+	peer_kill(&Evil);
+	must_serve();
+	peer_leave(&Good);
+}
+END_TEST
+
+/* Nothing could be taken back from it: not where it could do better. */
+static int64_t user_only(const void *arg)
+{
+	const struct target *t = arg;
+	uint32_t flags;
+	struct raw r;
+	int fd;
+
+	MUST(raw_hello(&r), 0);
+	fd = fresh_uffd(&r, &flags);
+	TRUE(fd >= 0);
+	if (r.device >= 0)
+		MUST(pass_uffd(&r, fd, WIRE_UFFD_USER_ONLY), -EPERM);
+	MUST(pass_uffd(&r, fd, flags), 0);
+	r.uffd = fd;
+	MUST(raw_attach(&r, t->other), 0);
+	MUST(raw_map(&r), 0);
+	MUST((int)first_wrong(&r, t->other), -1);
+	return 0;
+}
+
+START_TEST(test_user_only_where_more_is_given)
+{
+	begin("");
+	peer_new(&Evil, NOBODY);
+	must_do(&Evil, user_only, &T);
+	must_drop_all(true);
+	peer_kill(&Evil);
+	must_serve();
+	peer_leave(&Good);
+}
+END_TEST
+
+/* Maps one small file until it is refused. Returns how often. */
+static int64_t maps_until_refused(const void *arg)
+{
+	cleanup_close int fd = memfd_create("enemy", MFD_CLOEXEC);
+	int64_t nr = 0;
+
+	(void)arg;
+	TRUE(fd >= 0 && ftruncate(fd, 4096) == 0);
+	MUST(raw_hello(&Stopped), 0);
+	MUST(raw_uffd(&Stopped), 0);
+	MUST(attach_whole(&Stopped, fd, -1), 0);
+	take_attached(&Stopped);
+	for (;; nr++) {
+		unsigned char *p = arena_mapped(&Stopped);
+		int e;
+
+		TRUE(p);
+		e = map_at(&Stopped, Stopped.view, (uintptr_t)p);
+		if (e == -EUSERS && strstr(A.error.text, "one user's"))
+			return nr;
+		MUST(e, 0);
+	}
+}
+
+/* One user's processes do not take all descriptors of the daemon. */
+START_TEST(test_maps_of_one_user)
+{
+	static const struct rlimit few = { 4096, 4096 };
+	struct peer more;
+	int64_t n;
+
+	ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &few), 0); /* the daemon's, too */
+	begin("");
+	peer_new(&Evil, NOBODY);
+	n = peer_does(&Evil, maps_until_refused, &T);
+	ck_assert_msg(n == 4096 / 8, "%lld: %s", (long long)n, Evil.text);
+	peer_new(&more, NOBODY);
+	n = peer_does(&more, maps_until_refused, &T);
+	ck_assert_msg(n == 0, "%lld: %s", (long long)n, more.text);
+	must_serve();
+	peer_kill(&Evil);
+	peer_kill(&more);
+	ck_assert_uint_le(stat_until_at_most("mappings", 1), 1);
+	peer_new(&Evil, NOBODY);
+	must_do(&Evil, honest, &T);
+	peer_leave(&Evil);
+	peer_leave(&Good);
+}
+END_TEST
+
+static int64_t tail_gone(const void *arg)
+{
+	const struct target *t = arg;
+	uint64_t keep = 2 * extent();
+
+	MUST(raw_client(&Stopped, t->other), 0);
+	MUST((int)first_wrong(&Stopped, t->other), -1);
+	TRUE(Stopped.bytes > keep);
+	TRUE(munmap(Stopped.base + keep, Stopped.bytes + page_bytes() - keep) == 0);
+	return 0;
+}
+
+static int64_t head_right(const void *arg)
+{
+	const struct target *t = arg;
+	cleanup_close int fd = open(t->other, O_RDONLY | O_CLOEXEC);
+	uint64_t nbytes = 2 * extent();
+	unsigned char *want = malloc(nbytes);
+
+	TRUE(want && pread(fd, want, nbytes, 0) == (ssize_t)nbytes);
+	for (uint64_t i = 0; i < nbytes; i++)
+		if (Stopped.base[i] != want[i])
+			return peer_say("byte %ju is %d, not %d", (uintmax_t)i, Stopped.base[i], want[i]);
+	free(want);
+	return 0;
+}
+
+/* It has cut off the end of its mapping: what is left reads right, whatever is dropped. */
+START_TEST(test_cut_off_tail)
+{
+	begin("");
+	peer_new(&Evil, NOBODY);
+	must_do(&Evil, tail_gone, &T);
+	for (int i = 0; i < 3; i++) {
+		must_tool("drop --all --force");
+		must_do(&Evil, head_right, &T);
+	}
+	must_serve();
+	peer_kill(&Evil);
+	must_drop_all(true);
+	must_serve();
+	peer_leave(&Good);
+}
+END_TEST
+
+#define SPINNERS 16
+static struct raw Un;
+
+/* Faults without end where no unit is. */
+static void *spinner(void *arg)
+{
+	unsigned char *at = Un.base + (20 + (uintptr_t)arg) * extent();
+	_Atomic uint64_t *words = shared_words();
+	volatile unsigned char sum = 0;
+
+	while (!words[0]) {
+		struct uffdio_register reg = { .range = { (uintptr_t)at, extent() },
+					       .mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR };
+
+		(void)ioctl(Un.uffd, UFFDIO_REGISTER, &reg);
+		(void)madvise(at, extent(), MADV_DONTNEED);
+		sum = (unsigned char)(sum + at[0]);
+		words[1]++;
+	}
+	return NULL;
+}
+
+static int64_t overlapping_units(const void *arg)
+{
+	cleanup_close int fd = memfd_create("enemy", MFD_CLOEXEC);
+	uint32_t nr = *(const uint32_t *)arg;
+	struct unit *u = calloc(nr, sizeof(*u));
+	struct segment whole = { 0, 0, 128 * MiB };
+	pthread_t t[SPINNERS];
+
+	TRUE(u && fd >= 0 && ftruncate(fd, 128 * MiB) == 0);
+	u[0] = (struct unit){ .off = 0, .len = 32 * MiB };
+	for (uint32_t i = 1; i < nr; i++)
+		u[i] = (struct unit){ .off = 32 * MiB, .len = 1 };
+	MUST(raw_hello(&Un), 0);
+	MUST(raw_uffd(&Un), 0);
+	MUST(attach_fds(&Un, fd, -1, -1, &(struct layout){ .segs = &whole, .nr_segs = 1, .units = u, .nr_units = nr }),
+	     0);
+	free(u);
+	take_attached(&Un);
+	MUST(raw_map(&Un), 0);
+	for (size_t i = 0; i < SPINNERS; i++)
+		TRUE(pthread_create(&t[i], NULL, spinner, (void *)(uintptr_t)(i % 10)) == 0);
+	for (size_t i = 0; i < SPINNERS; i++)
+		(void)pthread_join(t[i], NULL);
+	return 0;
+}
+
+/* Millions of units that lie on each other cost the others no more than two that do not. */
+START_TEST(test_overlapping_units)
+{
+	uint64_t ms[2];
+
+	begin("");
+	for (unsigned int i = 0; i < 2; i++) {
+		uint32_t nr = i ? 1u << 22 : 2;
+
+		shared_words()[0] = shared_words()[1] = 0;
+		peer_new(&Evil, NOBODY);
+		peer_begin(&Evil, "overlapping_units", overlapping_units, &nr, sizeof(nr));
+		while (shared_words()[1] < SPINNERS && !peer_has_ended(&Evil))
+			(void)usleep(1000);
+		ck_assert(!peer_has_ended(&Evil));
+		ms[i] = honest_ms(i + 1, 24);
+		shared_words()[0] = 1;
+		must_end(&Evil);
+		peer_kill(&Evil);
+	}
+	must_be_as_fast(ms[0], ms[1]);
+	must_serve();
+	peer_leave(&Good);
+}
+END_TEST
+
 int main(void)
 {
 	Suite *s = suite_create("hostile");
@@ -2180,6 +2676,20 @@ int main(void)
 		tcase_add_loop_test(tc, test_ten_thousand_connections, 0, 2);
 	else
 		skip("test_ten_thousand_connections", "only root can act for other users");
+
+	tc = folder_case(s, "found", 120);
+	tcase_add_checked_fixture(tc, NULL, stop);
+	tcase_add_loop_test(tc, test_stuck_extent_and_a_new_daemon, 0, 2);
+	tcase_add_test(tc, test_forbidden_stays);
+	tcase_add_test(tc, test_big_ranges_delay_nobody);
+	if (root) {
+		tcase_add_loop_test(tc, test_pin_of_the_dead, 0, 2);
+		tcase_add_loop_test(tc, test_hog, 0, 3);
+		tcase_add_test(tc, test_user_only_where_more_is_given);
+		tcase_add_test(tc, test_maps_of_one_user);
+		tcase_add_test(tc, test_cut_off_tail);
+		tcase_add_test(tc, test_overlapping_units);
+	}
 
 	tc = folder_case(s, "random", 180 + soak);
 	tcase_add_checked_fixture(tc, NULL, stop);

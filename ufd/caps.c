@@ -96,6 +96,9 @@ void pager_caps_probe(struct pager_caps *ret, const char *folder)
 	ret->tmpfs_noswap = ret->tmpfs < 0 ? ret->tmpfs : fs.noswap ? 0 : -EOPNOTSUPP;
 	ret->tmpfs_huge = ret->tmpfs < 0 ? ret->tmpfs : try_huge(&fs);
 	arena_fs_done(&fs);
+	arena_fs_init(&fs, 16 * extent_bytes(), NULL, true, &ret->shared_tmpfs);
+	ret->shared_huge = ret->shared_tmpfs < 0 ? ret->shared_tmpfs : try_huge(&fs);
+	arena_fs_done(&fs);
 	ret->memfd_huge = try_huge(&memfds);
 	ret->io_uring = ring_new(8, &ring);
 	(void)ring_free(ring);

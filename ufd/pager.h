@@ -44,6 +44,8 @@ struct pager_caps {
 	int tmpfs;            /* a detached tmpfs of our own */
 	int tmpfs_noswap;     /* noswap (6.4) */
 	int tmpfs_huge;       /* huge pages in it: fallocate gave one */
+	int shared_tmpfs;     /* one for a daemon's arenas: that, or in a user name space of its own */
+	int shared_huge;      /* huge pages in it */
 	int memfd_huge;       /* a memfd gets huge pages (shmem_enabled) */
 	int io_uring;
 	int direct_io; /* O_DIRECT reads in the folder that was asked about */

@@ -36,6 +36,11 @@
 #define SLOW_LOOK_S 10
 #define SYNC_MS 200
 
+/*
+ * The reader sleeps in epoll until a fault comes. Spinning for the next one saves the wake-up of one of two threads: measured on
+ * 2 CPUs (make bench, fault), p50 48 instead of 61 us, but p99 221 instead of 108 us, since the spinning thread takes the
+ * processor from who could answer. So 0 is the default, and --spin-us is for machines with processors to spare.
+ */
 uint64_t serve_spin_ns(const struct pager *p)
 {
 	return (uint64_t)p->serve->config.spin_us * 1000;
