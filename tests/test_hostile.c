@@ -1028,7 +1028,8 @@ static int64_t too_many_maps(const void *arg)
 		TRUE(p);
 		e = map_at(&r, r.view, (uintptr_t)p);
 	} while (e == 0 && ++n <= LIMIT);
-	TRUE(e == -EUSERS && n == LIMIT - 1);
+	/* A process's limit, or (not root's) that of all of one user's, which depends on descriptors. */
+	TRUE(e == -EUSERS && (n == LIMIT - 1 || (getuid() != 0 && n > 100 && n < LIMIT)));
 	TRUE(strstr(A.error.text, "4096"));
 	MUST((int)first_wrong(&r, t->path), -1);
 	raw_close(&r);
@@ -1391,7 +1392,8 @@ static void must_hold(const struct held *before)
 	ck_assert_uint_le(now.threads, most.threads);
 	ck_assert_uint_le(now.maps, most.maps);
 	ck_assert_uint_le(now.arena_bytes, most.arena_bytes);
-	ck_assert_uint_le(now.anon_bytes, most.anon_bytes + 8 * MiB);
+	if (!SANITIZED) /* (a sanitizer keeps what was freed) */
+		ck_assert_uint_le(now.anon_bytes, most.anon_bytes + 8 * MiB);
 	ck_assert_uint_le(stat_until_at_most("clients", 2), 2); /* the honest one, and who asks */
 	ck_assert_uint_le(stat_until_at_most("mappings", 1), 1);
 }
@@ -1415,7 +1417,7 @@ static void must_be_idle(void)
 		if (i == 0)
 			(void)usleep(500000); /* (the span that is measured) */
 	}
-	ck_assert_uint_le(cpu[1] - cpu[0], 100);
+	ck_assert_uint_le(cpu[1] - cpu[0], SANITIZED ? 300 : 100);
 }
 
 START_TEST(test_enemy_harms_nobody)
@@ -2584,14 +2586,14 @@ END_TEST
 #define SPINNERS 16
 static struct raw Un;
 
-/* Faults without end where no unit is. */
+/* Faults without end where no unit is, until it is killed. */
 static void *spinner(void *arg)
 {
 	unsigned char *at = Un.base + (20 + (uintptr_t)arg) * extent();
 	_Atomic uint64_t *words = shared_words();
 	volatile unsigned char sum = 0;
 
-	while (!words[0]) {
+	for (;;) {
 		struct uffdio_register reg = { .range = { (uintptr_t)at, extent() },
 					       .mode = UFFDIO_REGISTER_MODE_MISSING | UFFDIO_REGISTER_MODE_MINOR };
 
@@ -2632,21 +2634,21 @@ static int64_t overlapping_units(const void *arg)
 /* Millions of units that lie on each other cost the others no more than two that do not. */
 START_TEST(test_overlapping_units)
 {
-	uint64_t ms[2];
+	uint64_t ms[2], seen;
 
 	begin("");
 	for (unsigned int i = 0; i < 2; i++) {
 		uint32_t nr = i ? 1u << 22 : 2;
 
-		shared_words()[0] = shared_words()[1] = 0;
+		shared_words()[1] = 0;
 		peer_new(&Evil, NOBODY);
 		peer_begin(&Evil, "overlapping_units", overlapping_units, &nr, sizeof(nr));
 		while (shared_words()[1] < SPINNERS && !peer_has_ended(&Evil))
 			(void)usleep(1000);
 		ck_assert(!peer_has_ended(&Evil));
+		seen = shared_words()[1];
 		ms[i] = honest_ms(i + 1, 24);
-		shared_words()[0] = 1;
-		must_end(&Evil);
+		ck_assert_uint_gt(shared_words()[1], seen); /* or nothing was tested */
 		peer_kill(&Evil);
 	}
 	must_be_as_fast(ms[0], ms[1]);
@@ -2679,16 +2681,18 @@ int main(void)
 
 	tc = folder_case(s, "found", 120);
 	tcase_add_checked_fixture(tc, NULL, stop);
-	tcase_add_loop_test(tc, test_stuck_extent_and_a_new_daemon, 0, 2);
 	tcase_add_test(tc, test_forbidden_stays);
-	tcase_add_test(tc, test_big_ranges_delay_nobody);
 	if (root) {
+		tcase_add_loop_test(tc, test_stuck_extent_and_a_new_daemon, 0, 2);
+		tcase_add_test(tc, test_big_ranges_delay_nobody);
 		tcase_add_loop_test(tc, test_pin_of_the_dead, 0, 2);
 		tcase_add_loop_test(tc, test_hog, 0, 3);
 		tcase_add_test(tc, test_user_only_where_more_is_given);
 		tcase_add_test(tc, test_maps_of_one_user);
 		tcase_add_test(tc, test_cut_off_tail);
 		tcase_add_test(tc, test_overlapping_units);
+	} else {
+		skip("found", "only root can act for other users");
 	}
 
 	tc = folder_case(s, "random", 180 + soak);

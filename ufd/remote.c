@@ -363,7 +363,7 @@ bool serve_waited(const struct extent *x)
 
 bool serve_waits(const struct waiting *w)
 {
-	return w->map->flags[ext_index(w->ext)] & M_WAIT;
+	return w->map->flags[ext_index(w->ext)] & (M_WAIT | M_OPENING);
 }
 
 atomic_uint *serve_reading(struct pager *p, int mm)
@@ -558,6 +558,10 @@ static bool open_run(struct mapping *m, uint8_t flags)
 		end(m);
 		return true;
 	}
+	/* Before it is done, not after: who is woken without its page (a border of VMAs, a fork in flight, a client that arms by
+	 * itself) faults again at once, and that is another wait. */
+	for (size_t i = first; i < first + nr; i++)
+		m->flags[i] = (uint8_t)((m->flags[i] & ~(M_WAIT | M_WANT)) | M_OPENING);
 	begin(m);
 	if (pager_hooks.before_open)
 		pager_hooks.before_open();
@@ -566,25 +570,17 @@ static bool open_run(struct mapping *m, uint8_t flags)
 
 		by_page = e == -ENOMEM;
 	}
-	if (by_page) {
-		/* Before: who is woken without its page (a border of VMAs, a fork in flight) faults again at once. */
-		own_lock(p);
-		for (size_t i = first; i < first + nr; i++)
-			m->flags[i] &= (uint8_t) ~(M_WAIT | M_WANT);
-		own_unlock(p);
-		for (size_t i = 0; i < nr; i++)
-			again[i] = open_by_page(m, first + i) == -EAGAIN; /* a fork in flight */
-	}
+	for (size_t i = 0; by_page && i < nr; i++)
+		again[i] = open_by_page(m, first + i) == -EAGAIN; /* a fork in flight */
 	end(m);
 	for (size_t i = first; i < first + nr; i++) {
+		m->flags[i] &= (uint8_t)~M_OPENING;
 		if (again[i - first]) {
 			remote_kick(m, i, M_WAIT);
 			continue;
 		}
-		if (!by_page) {
-			m->flags[i] &= (uint8_t) ~(M_WAIT | M_WANT);
+		if (!by_page)
 			open_flag(m, i, true);
-		}
 		if (v->ext[i].state == EXT_READY)
 			m->flags[i] |= M_HELD;
 		if (by_page)

@@ -9,10 +9,11 @@
 #include "ufd/serve.h"
 
 /* mapping.flags, one byte an extent */
-#define M_OPEN 1u /* not registered there (a hint: a fork or the client may have made it otherwise) */
-#define M_WAIT 2u /* a thread of the client waits for it */
-#define M_WANT 4u /* open it when it is READY */
-#define M_HELD 8u /* the client's running stage uses it, or it was used since the last round */
+#define M_OPEN 1u     /* not registered there (a hint: a fork or the client may have made it otherwise) */
+#define M_WAIT 2u     /* a thread of the client waits for it */
+#define M_WANT 4u     /* open it when it is READY */
+#define M_OPENING 16u /* its worker is at it; a wait that begins now sets M_WAIT again */
+#define M_HELD 8u     /* the client's running stage uses it, or it was used since the last round */
 
 enum arm_result { ARM_NONE, ARM_ASKED, ARM_DONE, ARM_FORKING, ARM_FAILED };
 

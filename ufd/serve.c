@@ -1660,7 +1660,7 @@ struct kept {
 	size_t nbytes;
 	int fds[KEEPER_FDS];
 	unsigned int nr_fds;
-	unsigned char blob[];
+	_Alignas(8) unsigned char blob[];
 };
 
 struct kept_all {
