@@ -38,7 +38,7 @@
 
 /*
  * The reader sleeps in epoll until a fault comes. Spinning for the next one saves the wake-up of one of two threads: measured on
- * 2 CPUs (make bench, fault), p50 48 instead of 61 us, but p99 221 instead of 108 us, since the spinning thread takes the
+ * 2 CPUs (make bench, fault), p50 42 instead of 44 us, but p99 105 instead of 78 us, since the spinning thread takes the
  * processor from who could answer. So 0 is the default, and --spin-us is for machines with processors to spare.
  */
 uint64_t serve_spin_ns(const struct pager *p)
