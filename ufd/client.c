@@ -1305,13 +1305,6 @@ static void do_round(struct client *c)
 }
 
 /* Takes what the daemon has sent. False: it has hung up. */
-static int any_run(void *arg, const struct page_run *run)
-{
-	(void)arg;
-	(void)run;
-	return 1;
-}
-
 /* Before 6.6: a page of an empty file, where nothing is mapped yet; the touching thread waits until it is woken. */
 static void poison_here(struct client *c, uint64_t address)
 {
@@ -1326,7 +1319,7 @@ static void poison_here(struct client *c, uint64_t address)
 
 		if (address < (uintptr_t)v->base || off >= v->bytes || !v->client)
 			continue;
-		if (pagemap_scan(p->pagemap_fd, at, page, any_run, NULL) == 0 &&
+		if (pagemap_absent(p->pagemap_fd, at, page) &&
 		    mmap(at, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, p->empty_fd, 0) != MAP_FAILED)
 			(void)__atomic_fetch_or(&v->poisoned[off / page / 64], (uint64_t)1 << off / page % 64,
 						__ATOMIC_RELEASE);

@@ -327,6 +327,7 @@ struct view *view_new(struct pager *p, struct source *src, const struct view_lay
 int view_publish(struct view *v, struct wd_err *err);
 void view_free(struct view *v);
 void view_map_source(struct view *v);
+bool view_layout_equal(const struct view *v, const struct view_layout *l);
 
 /* serve.c: what the pager's threads do differently for the address spaces of others. The lock is held unless told. */
 #define SERVE_SLOW_MAX 16 /* extents of one view that its slow thread reads or shall read */

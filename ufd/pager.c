@@ -507,7 +507,7 @@ bool pager_is_forked(const struct pager *p)
 
 /* ------------------------------------------------------------------ views */
 
-static bool layout_equal(const struct view *v, const struct view_layout *l)
+bool view_layout_equal(const struct view *v, const struct view_layout *l)
 {
 	return v->nr_segs == l->nr_segs && !memcmp(v->segs, l->segs, l->nr_segs * sizeof(*l->segs)) &&
 	       v->nr_units == l->nr_units &&
@@ -663,8 +663,8 @@ static struct view *view_shared(struct pager *p, const struct source *src, const
 	for (size_t i = 0; i < p->nr_views && !found; i++) {
 		struct view *v = p->views[i];
 
-		if (!v->dying && !v->broken && source_id_equal(&v->source->id, &src->id) && layout_equal(v, layout) &&
-		    !atomic_load(&v->source->changed)) {
+		if (!v->dying && !v->broken && source_id_equal(&v->source->id, &src->id) &&
+		    view_layout_equal(v, layout) && !atomic_load(&v->source->changed)) {
 			v->nr_refs++;
 			found = v;
 		}

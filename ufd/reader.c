@@ -486,13 +486,6 @@ static void reap_reads(struct pager *p)
 
 /* ------------------------------------------------------------------ faults */
 
-static int any_run(void *arg, const struct page_run *run)
-{
-	(void)arg;
-	(void)run;
-	return 1;
-}
-
 /*
  * From now on the page is an error: the touching thread gets SIGBUS, a system call EFAULT. It is noted before the thread
  * is woken, which finds the reason in its handler and may lift the poison at once; and only where it was done:
@@ -509,7 +502,7 @@ static void poison(struct pager *p, int mm, struct view *v, uint64_t off)
 		 * that does. In another address space it cannot be done: a raw clone's thread waits then. */
 		if (mm)
 			return;
-		if (pagemap_scan(p->pagemap_fd, at, page_bytes(), any_run, NULL) == 0 &&
+		if (pagemap_absent(p->pagemap_fd, at, page_bytes()) &&
 		    mmap(at, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, p->empty_fd, 0) !=
 			    MAP_FAILED)
 			r = 0;

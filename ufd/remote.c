@@ -22,8 +22,6 @@
 #define OPEN_RUN_MAX 512u
 #define PROBE_MIN_NS 10000000ull
 #define PROBE_MAX_NS 1000000000ull
-#define STALL_MIN_NS 100000000ull
-#define STALL_MAX_NS 10000000000ull
 
 /* ------------------------------------------------------------------ mappings */
 
@@ -413,18 +411,19 @@ static void *express_main(void *arg)
 	return NULL;
 }
 
-static int start(pthread_t *ret, void *(*fn)(void *), void *arg, const char *name)
+int thread_detached(void *(*fn)(void *), void *arg, const char *name)
 {
 	pthread_attr_t attr;
+	pthread_t thread;
 	int e;
 
 	(void)pthread_attr_init(&attr);
 	(void)pthread_attr_setstacksize(&attr, 128 * KiB);
 	(void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	e = pthread_create(ret, &attr, fn, arg);
+	e = pthread_create(&thread, &attr, fn, arg);
 	(void)pthread_attr_destroy(&attr);
 	if (e == 0)
-		(void)pthread_setname_np(*ret, name);
+		(void)pthread_setname_np(thread, name);
 	return -e;
 }
 
@@ -436,7 +435,7 @@ void serve_overtake(const struct waiting *w)
 		return;
 	if (!r->express_started) {
 		r->nr_refs++;
-		if (start(&r->express_thread, express_main, r, "wd-express") < 0) {
+		if (thread_detached(express_main, r, "wd-express") < 0) {
 			r->nr_refs--;
 			return;
 		}
@@ -1075,7 +1074,7 @@ static int worker_start(struct remote *r)
 	int e;
 
 	r->nr_refs++;
-	e = start(&r->worker_thread, worker, r, "wd-client");
+	e = thread_detached(worker, r, "wd-client");
 	if (e < 0)
 		r->nr_refs--;
 	r->worker_missing = e < 0;
@@ -1233,11 +1232,6 @@ const unsigned char *remote_token(const struct remote *r)
 const struct remote_info *remote_info(const struct remote *r)
 {
 	return &r->info;
-}
-
-struct pager *remote_pager(struct remote *r)
-{
-	return r->pager;
 }
 
 void remote_set_session(struct remote *r, void *session)

@@ -57,7 +57,6 @@ struct remote {
 	void *session;
 	bool abandoned; /* a view of its could not be taken over: it must map its files */
 	bool child, claimed, hup, gone, express_started, express_busy, worker_missing;
-	pthread_t worker_thread, express_thread;
 	pthread_cond_t work, express, changed;
 	unsigned int nr_arms, borders;
 	bool working;        /* its worker is in an ioctl */
@@ -113,6 +112,9 @@ struct serve {
 	unsigned int nr_remotes;
 	struct serve_counts counts;
 };
+
+/* A small thread that nobody waits for. 0 or a negative errno. */
+int thread_detached(void *(*fn)(void *), void *arg, const char *name);
 
 /* remote.c; the lock is held unless told */
 int remote_make(struct pager *p, uint64_t id, struct remote **ret); /* not in the table yet */

@@ -167,18 +167,7 @@ static void *slow_thread(void *arg)
 
 int serve_slow_start(struct view *v)
 {
-	pthread_attr_t attr;
-	pthread_t thread;
-	int e;
-
-	(void)pthread_attr_init(&attr);
-	(void)pthread_attr_setstacksize(&attr, 128 * KiB);
-	(void)pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
-	e = pthread_create(&thread, &attr, slow_thread, v);
-	(void)pthread_attr_destroy(&attr);
-	if (e == 0)
-		(void)pthread_setname_np(thread, "wd-source");
-	return -e;
+	return thread_detached(slow_thread, v, "wd-source");
 }
 
 void serve_view_end(struct view *v)
@@ -643,13 +632,6 @@ static int table_make(struct view *v)
 	return 0;
 }
 
-static bool layout_equal(const struct view *v, const struct view_layout *l)
-{
-	return v->nr_segs == l->nr_segs && !memcmp(v->segs, l->segs, l->nr_segs * sizeof(*l->segs)) &&
-	       v->nr_units == l->nr_units &&
-	       (!l->nr_units || !memcmp(v->units, l->units, l->nr_units * sizeof(*l->units)));
-}
-
 /* A reference, or NULL. `ctime`: equal but for that. */
 static struct view *find(struct pager *p, const struct source_id *id, const struct view_layout *layout, bool ctime)
 {
@@ -665,7 +647,7 @@ static struct view *find(struct pager *p, const struct source_id *id, const stru
 		/* (A handle may be equal by chance or by somebody's will: only what is compared in full stands on it alone.) */
 		if (ctime && (known.dev != id->dev || known.ino != id->ino))
 			continue;
-		if (v->dying || !source_id_equal(&known, id) || !layout_equal(v, layout) ||
+		if (v->dying || !source_id_equal(&known, id) || !view_layout_equal(v, layout) ||
 		    atomic_load(&v->source->changed))
 			continue;
 		v->nr_refs++;

@@ -66,7 +66,6 @@ int remote_new(struct pager *p, int uffd, const struct remote_info *info, struct
 uint64_t remote_id(const struct remote *r);
 const unsigned char *remote_token(const struct remote *r); /* 16 bytes */
 const struct remote_info *remote_info(const struct remote *r);
-struct pager *remote_pager(struct remote *r);
 /* The session's word, set by it (NULL: it has none any more). Read by config.round. */
 void remote_set_session(struct remote *r, void *session);
 void *remote_session(struct remote *r);
@@ -118,9 +117,6 @@ int serve_class(struct remote *r, uint64_t view, enum view_class class);
 int serve_forbid(struct remote *r, uint64_t view, bool on); /* [may wait] */
 int serve_view_stats(struct remote *r, uint64_t view, struct pager_stats *ret);
 
-struct serve_job_range {
-	uint64_t view, off, len;
-};
 /* Populate; `r` (may be NULL: only read) gets what has come opened, too. Views must be attached or mapped by the caller.
  * The rest is pager_job_*(). */
 int serve_job(struct pager *p, struct remote *r, const struct job_range *ranges, size_t nr, bool gentle,

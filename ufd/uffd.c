@@ -498,6 +498,18 @@ int pagemap_scan(int fd, const void *addr, uint64_t len, int (*fn)(void *, const
 	return 0;
 }
 
+static int any_run(void *arg, const struct page_run *run)
+{
+	(void)arg;
+	(void)run;
+	return 1;
+}
+
+bool pagemap_absent(int pagemap_fd, const void *addr, uint64_t len)
+{
+	return pagemap_scan(pagemap_fd, addr, len, any_run, NULL) == 0;
+}
+
 int pagemap_probe(int fd)
 {
 	struct pm_arg scan = { .size = sizeof(scan) };

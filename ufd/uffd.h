@@ -88,6 +88,8 @@ struct page_run {
  * file. `pagemap_fd`: /proc/self/pagemap. Calls fn for each run; stops when it returns non-zero and returns that. */
 int pagemap_scan(int pagemap_fd, const void *addr, uint64_t len, int (*fn)(void *arg, const struct page_run *run),
 		 void *arg);
+/* Is nothing mapped there, nor swapped out, nor poisoned? */
+bool pagemap_absent(int pagemap_fd, const void *addr, uint64_t len);
 /* 0 if the kernel has PAGEMAP_SCAN (else pagemap_scan() reads the file: no `huge`). */
 int pagemap_probe(int pagemap_fd);
 

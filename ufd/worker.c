@@ -13,8 +13,8 @@
 #include "ufd/hooks.h"
 #include "ufd/window.h"
 
-#define RUN_MAX WINDOW_MAX         /* extents: 64 MiB, about 1 ms of REGISTER and punch */
-#define SERVE_RUN_MAX 512u         /* for several address spaces at once */
+#define RUN_MAX WINDOW_MAX /* extents: 64 MiB, about 1 ms of REGISTER and punch */
+#define SERVE_RUN_MAX 512u /* for several address spaces at once */
 #define BUDGET_CHECK_NS 100000000
 
 static unsigned char *run_at(const struct run *r)
